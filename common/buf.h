@@ -1,0 +1,56 @@
+/* A growable byte buffer with a hard maximum.
+ *
+ * The buffer owns its bytes.  Appending past the maximum, or when memory is out, fails and leaves
+ * the content as it was; from then on `failed` is set and every later append fails as well, so a
+ * writer of many pieces may check once at the end (ds4_buf_check).  ptr is NUL-terminated after any
+ * successful append (the NUL is not counted in len). */
+#ifndef DS4_COMMON_BUF_H
+#define DS4_COMMON_BUF_H
+
+#include "common/err.h"
+#include "common/str.h"
+
+#include <stdbool.h>
+
+struct ds4_buf {
+    char *ptr;
+    size_t len;
+    size_t cap;
+    size_t max_bytes;
+    bool failed;
+};
+
+/* Storage is the caller's; no allocation happens before the first append. */
+void ds4_buf_init(struct ds4_buf *buf, size_t max_bytes);
+void ds4_buf_deinit(struct ds4_buf *buf);
+
+/* 0 or -1 (no err: see ds4_buf_check).  `src` may be NULL when n is 0 and must not point into buf. */
+int ds4_buf_append(struct ds4_buf *buf, const void *src, size_t n);
+int ds4_buf_append_str(struct ds4_buf *buf, struct ds4_str s);
+int ds4_buf_append_text(struct ds4_buf *buf, const char *text);
+int ds4_buf_append_byte(struct ds4_buf *buf, char byte);
+int ds4_buf_appendf(struct ds4_buf *buf, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Room for n more bytes at the end; returns where to write, or NULL.  Call ds4_buf_commit after. */
+char *ds4_buf_reserve(struct ds4_buf *buf, size_t n);
+void ds4_buf_commit(struct ds4_buf *buf, size_t n);
+
+/* Drops bytes from the front (consume) or the end (truncate); n is clamped to len. */
+void ds4_buf_consume(struct ds4_buf *buf, size_t n);
+void ds4_buf_truncate(struct ds4_buf *buf, size_t len);
+/* Empties the buffer, keeps its memory, clears `failed`. */
+void ds4_buf_clear(struct ds4_buf *buf);
+
+/* 0, or -1 with DS4_E_TOO_LONG (maximum reached) or DS4_E_NOMEM if any append failed. */
+int ds4_buf_check(const struct ds4_buf *buf, const char *what, struct ds4_err *err) DS4_MUST_CHECK;
+
+static inline struct ds4_str ds4_buf_view(const struct ds4_buf *buf)
+{
+    return (struct ds4_str){buf->ptr == NULL ? "" : buf->ptr, buf->len};
+}
+
+/* Moves the bytes out (NUL-terminated, free() them) and leaves an empty buffer; NULL if failed.  */
+char *ds4_buf_take(struct ds4_buf *buf, size_t *len);
+
+#endif

@@ -1,0 +1,79 @@
+/* The error type: fill once, wrap on the way up.
+ *
+ * Messages are truncated at DS4_ERR_MSG_BYTES - 1, never split inside the code's contract: a caller
+ * may print msg with %s at any time.  Wrapping formats into a scratch buffer first because the old
+ * message is both source and destination. */
+#include "common/err.h"
+
+#include <stdio.h>
+#include <string.h>
+
+int ds4_vfail(struct ds4_err *err, enum ds4_code code, const char *fmt, va_list args)
+{
+    if (err == NULL)
+        return -1;
+    err->code = code;
+    (void)vsnprintf(err->msg, sizeof(err->msg), fmt, args);
+    return -1;
+}
+
+int ds4_fail(struct ds4_err *err, enum ds4_code code, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    (void)ds4_vfail(err, code, fmt, args);
+    va_end(args);
+    return -1;
+}
+
+int ds4_err_wrap(struct ds4_err *err, const char *fmt, ...)
+{
+    char whole[DS4_ERR_MSG_BYTES];
+    va_list args;
+    int used;
+
+    if (err == NULL)
+        return -1;
+    va_start(args, fmt);
+    used = vsnprintf(whole, sizeof(whole), fmt, args);
+    va_end(args);
+    if (used >= 0 && (size_t)used < sizeof(whole) - 1)
+        (void)snprintf(whole + used, sizeof(whole) - (size_t)used, ": %s", err->msg);
+    memcpy(err->msg, whole, sizeof(err->msg));
+    err->msg[sizeof(err->msg) - 1] = '\0';
+    return -1;
+}
+
+const char *ds4_code_text(enum ds4_code code)
+{
+    static const char *const texts[DS4_N_CODES] = {
+#define DS4_CODE_TEXT(code, text) [code] = text,
+        DS4_CODES(DS4_CODE_TEXT)
+#undef DS4_CODE_TEXT
+    };
+
+    if ((int)code < 0 || code >= DS4_N_CODES)
+        return "unknown code";
+    return texts[code];
+}
+
+int ds4_mul_size(size_t a, size_t b, const char *what, size_t *out, struct ds4_err *err)
+{
+    size_t product;
+
+    if (__builtin_mul_overflow(a, b, &product))
+        return ds4_fail(err, DS4_E_INVALID, "%s: %zu times %zu overflows", what, a, b);
+    *out = product;
+    return 0;
+}
+
+int ds4_add_size(size_t a, size_t b, const char *what, size_t *out, struct ds4_err *err)
+{
+    size_t sum;
+
+    if (__builtin_add_overflow(a, b, &sum))
+        return ds4_fail(err, DS4_E_INVALID, "%s: %zu plus %zu overflows", what, a, b);
+    *out = sum;
+    return 0;
+}
