@@ -75,8 +75,7 @@ struct ds4_str ds4_arena_copy(struct ds4_arena *arena, struct ds4_str s)
 
 struct ds4_arena_mark ds4_arena_mark(const struct ds4_arena *arena)
 {
-    return (struct ds4_arena_mark){arena->chunks,
-                                   arena->chunks == NULL ? 0 : arena->chunks->used,
+    return (struct ds4_arena_mark){arena->chunks, arena->chunks == NULL ? 0 : arena->chunks->used,
                                    arena->used_bytes};
 }
 

@@ -1,12 +1,22 @@
 /* The error type: fill once, wrap on the way up.
  *
- * Messages are truncated at DS4_ERR_MSG_BYTES - 1, never split inside the code's contract: a caller
- * may print msg with %s at any time.  Wrapping formats into a scratch buffer first because the old
- * message is both source and destination. */
+ * Messages are cut at DS4_ERR_MSG_BYTES - 1 bytes, and never inside a character: they quote input and
+ * end up in JSON answers.  Wrapping formats into a scratch buffer first because the old message is
+ * both source and destination. */
 #include "common/err.h"
+
+#include "common/utf8.h"
 
 #include <stdio.h>
 #include <string.h>
+
+/* Drops the unfinished character that cutting may have left at the end. */
+static void end_at_character(char *msg)
+{
+    struct ds4_str text = ds4_str_view(msg);
+
+    msg[text.len - ds4_utf8_cut_tail(text)] = '\0';
+}
 
 int ds4_vfail(struct ds4_err *err, enum ds4_code code, const char *fmt, va_list args)
 {
@@ -14,6 +24,7 @@ int ds4_vfail(struct ds4_err *err, enum ds4_code code, const char *fmt, va_list 
         return -1;
     err->code = code;
     (void)vsnprintf(err->msg, sizeof(err->msg), fmt, args);
+    end_at_character(err->msg);
     return -1;
 }
 
@@ -29,19 +40,23 @@ int ds4_fail(struct ds4_err *err, enum ds4_code code, const char *fmt, ...)
 
 int ds4_err_wrap(struct ds4_err *err, const char *fmt, ...)
 {
-    char whole[DS4_ERR_MSG_BYTES];
+    char whole[DS4_ERR_MSG_BYTES + sizeof(": ") + DS4_ERR_MSG_BYTES];
     va_list args;
     int used;
 
     if (err == NULL)
         return -1;
     va_start(args, fmt);
-    used = vsnprintf(whole, sizeof(whole), fmt, args);
+    used = vsnprintf(whole, DS4_ERR_MSG_BYTES, fmt, args);
     va_end(args);
-    if (used >= 0 && (size_t)used < sizeof(whole) - 1)
-        (void)snprintf(whole + used, sizeof(whole) - (size_t)used, ": %s", err->msg);
+    if (used < 0)
+        return -1;
+    if (used >= DS4_ERR_MSG_BYTES)
+        used = DS4_ERR_MSG_BYTES - 1;
+    (void)snprintf(whole + used, sizeof(whole) - (size_t)used, ": %s", err->msg);
     memcpy(err->msg, whole, sizeof(err->msg));
     err->msg[sizeof(err->msg) - 1] = '\0';
+    end_at_character(err->msg);
     return -1;
 }
 

@@ -57,9 +57,9 @@ int ds4_err_wrap(struct ds4_err *err, const char *fmt, ...) __attribute__((forma
 const char *ds4_code_text(enum ds4_code code);
 
 /* *out = a * b (or a + b).  0, or -1 with DS4_E_INVALID naming `what` on overflow; *out is untouched then. */
-int ds4_mul_size(size_t a, size_t b, const char *what, size_t *out, struct ds4_err *err)
-    DS4_MUST_CHECK;
-int ds4_add_size(size_t a, size_t b, const char *what, size_t *out, struct ds4_err *err)
-    DS4_MUST_CHECK;
+int ds4_mul_size(size_t a, size_t b, const char *what, size_t *out,
+                 struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_add_size(size_t a, size_t b, const char *what, size_t *out,
+                 struct ds4_err *err) DS4_MUST_CHECK;
 
 #endif

@@ -72,8 +72,8 @@ static inline struct ds4_str ds4_str_trim(struct ds4_str s)
         s.ptr++;
         s.len--;
     }
-    while (s.len > 0 && (s.ptr[s.len - 1] == ' ' ||
-                         (s.ptr[s.len - 1] >= '\t' && s.ptr[s.len - 1] <= '\r')))
+    while (s.len > 0 &&
+           (s.ptr[s.len - 1] == ' ' || (s.ptr[s.len - 1] >= '\t' && s.ptr[s.len - 1] <= '\r')))
         s.len--;
     return s;
 }

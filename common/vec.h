@@ -53,11 +53,9 @@ static inline int ds4_vec_grow(void **ptr, size_t *cap, size_t want, size_t size
     return 0;
 }
 
-#define DS4_VEC_RESERVE(v, n)                                                                      \
-    ds4_vec_grow((void **)&(v)->ptr, &(v)->cap, (n), sizeof(*(v)->ptr))
+#define DS4_VEC_RESERVE(v, n) ds4_vec_grow((void **)&(v)->ptr, &(v)->cap, (n), sizeof(*(v)->ptr))
 #define DS4_VEC_PUSH(v, ...)                                                                       \
-    (DS4_VEC_RESERVE((v), (v)->len + 1) != 0 ? -1                                                  \
-                                             : ((v)->ptr[(v)->len++] = (__VA_ARGS__), 0))
+    (DS4_VEC_RESERVE((v), (v)->len + 1) != 0 ? -1 : ((v)->ptr[(v)->len++] = (__VA_ARGS__), 0))
 #define DS4_VEC_POP(v)         ((v)->ptr[--(v)->len])
 #define DS4_VEC_TRUNCATE(v, n) ((v)->len = (n))
 #define DS4_VEC_DEINIT(v)      (free((v)->ptr), (v)->ptr = NULL, (v)->len = (v)->cap = 0)

@@ -1,0 +1,213 @@
+/* The settings of both programs: one file (libConfuse syntax), one table, one plain struct.
+ *
+ *   http {
+ *       listen = "127.0.0.1"
+ *       port = 8000
+ *   }
+ *   cluster { partition = {15, 15, 13} }
+ *
+ * Setting `a.b` is option b of section a and member config.a.b.  The table in config_table.c holds
+ * name, default, range, unit and meaning of each; `--print-config` prints it.  A new setting is one
+ * member here and one row there; the member's type decides how the row is read:
+ *
+ *   bool                          true | false | yes | no | on | off
+ *   int32_t, int64_t              integer within the row's range
+ *   double                        number within the row's range
+ *   unsigned int                  one of the row's choices; the value is its index: an enum below
+ *   char *                        text, never NULL
+ *   struct ds4_config_ints        {1, 2, 3}
+ *   struct ds4_config_texts       {"a", "b"}
+ *
+ * The struct owns its texts and lists; ds4_config_deinit frees them. */
+#ifndef DS4_COMMON_CONFIG_H
+#define DS4_COMMON_CONFIG_H
+
+#include "common/buf.h"
+#include "common/err.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define DS4_CONFIG_MAX_ITEMS 64 /* of a list */
+
+struct ds4_config_ints {
+    int32_t v[DS4_CONFIG_MAX_ITEMS];
+    int32_t n;
+};
+
+struct ds4_config_texts {
+    char *v[DS4_CONFIG_MAX_ITEMS];
+    int32_t n;
+};
+
+/* Values of the settings with choices, in the order of the row's choices. */
+enum ds4_release {
+    DS4_RELEASE_UNSET,
+    DS4_RELEASE_V4_PREVIEW,
+    DS4_RELEASE_V4_0731,
+    DS4_RELEASE_V41
+};
+enum ds4_pipe_kind { DS4_PIPE_AUTO, DS4_PIPE_SHM, DS4_PIPE_NCCL };
+enum ds4_auto_switch { DS4_AUTO, DS4_ON, DS4_OFF };
+enum ds4_effort_setting { DS4_THINK_OFF, DS4_THINK_LOW, DS4_THINK_HIGH, DS4_THINK_MAX };
+enum ds4_content_specials { DS4_SPECIALS_PLAIN, DS4_SPECIALS_REFERENCE };
+enum ds4_reasoning_field { DS4_REASONING_BOTH, DS4_REASONING_CONTENT, DS4_REASONING_SHORT };
+enum ds4_loop_recovery { DS4_LOOP_NUDGE, DS4_LOOP_REOPEN, DS4_LOOP_OFF };
+enum ds4_backend_kind { DS4_BACKEND_CPU, DS4_BACKEND_CUDA };
+enum ds4_isa { DS4_ISA_AUTO, DS4_ISA_SCALAR, DS4_ISA_AVX2, DS4_ISA_AVX512 };
+enum ds4_load { DS4_LOAD_MMAP, DS4_LOAD_PREAD };
+enum ds4_stream_dtype { DS4_STREAM_AUTO, DS4_STREAM_F32, DS4_STREAM_BF16 };
+enum ds4_products { DS4_PRODUCTS_EXACT, DS4_PRODUCTS_FAST };
+enum ds4_determinism { DS4_DETERMINISM_AUTO, DS4_DETERMINISM_STRICT };
+
+struct ds4_config {
+    struct {
+        char *listen;
+        int32_t port;
+        bool open;
+        char *keys_file;
+        int64_t max_body;
+        bool any_model;
+        int32_t ping_ms;
+        int32_t queue_header_ms;
+        int64_t out_buf;
+        int32_t slow_client_s;
+        int32_t sse_coalesce_ms;
+        int32_t max_n;
+        bool ds4_field;
+        bool nonstream_pad;
+        struct ds4_config_texts cors_origins;
+        int32_t store_max;
+    } http;
+    struct {
+        char *path;
+        char *name;
+        struct ds4_config_texts aliases;
+        unsigned int release; /* enum ds4_release */
+        int32_t context;
+    } model;
+    struct {
+        struct ds4_config_ints partition;
+        int32_t stages;
+        char *endpoint_dir;
+        char *steps_endpoint;
+        char *reply_endpoint;
+        char *curve_dir;
+        unsigned int pipe; /* enum ds4_pipe_kind */
+        int32_t heartbeat_ms;
+        int32_t lost_ms;
+        int32_t hold_s;
+        int32_t drain_s;
+    } cluster;
+    struct {
+        int32_t max_seqs;
+        int32_t default_max_new;
+        int32_t queue_max;
+        int32_t queue_s;
+        int32_t chunk_tok;
+        int32_t inflight;
+    } sched;
+    struct {
+        double temperature;
+        double top_p;
+    } sampling;
+    struct {
+        unsigned int quant_sim; /* enum ds4_auto_switch */
+        int64_t host_mb;
+        int64_t disk_mb;
+        char *disk_path;
+        int32_t blocks;
+        int32_t hot_window;
+    } kv;
+    struct {
+        unsigned int
+            default_effort; /* enum ds4_effort_setting; written think.default in the file */
+        int32_t max_min_context;
+    } think;
+    struct {
+        unsigned int content_specials; /* enum ds4_content_specials */
+        bool reasoning_memory;
+        bool escape_param_close;
+    } prompt;
+    struct {
+        unsigned int reasoning_field; /* enum ds4_reasoning_field */
+        bool dsml_recovery;
+        bool dsml_heal_xml;
+        int64_t dsml_hold_max;
+    } parse;
+    struct {
+        bool soup;
+        int32_t soup_streak;
+        int32_t soup_total;
+        bool repetition;
+        int32_t rep_streak;
+        int32_t rep_window;
+        bool rep_fuzzy;
+        int32_t fuzzy_min_lines;
+        int32_t fuzzy_min_hits;
+        int32_t fuzzy_prefix_words;
+        double fuzzy_overlap;
+        int32_t block_tok;
+        unsigned int recovery; /* enum ds4_loop_recovery */
+        int32_t recovery_max;
+        char *nudge_text;
+        char *reopen_text;
+    } loop;
+    struct {
+        unsigned int backend; /* enum ds4_backend_kind */
+        int32_t threads;
+        unsigned int isa;  /* enum ds4_isa */
+        unsigned int load; /* enum ds4_load */
+    } worker;
+    struct {
+        unsigned int stream;   /* enum ds4_stream_dtype */
+        unsigned int products; /* enum ds4_products */
+    } numerics;
+    struct {
+        unsigned int deterministic; /* enum ds4_determinism */
+    } kernel;
+    struct {
+        int32_t step_s;
+        int32_t prefill_s;
+    } watchdog;
+    struct {
+        char *listen;
+        bool open;
+    } metrics;
+    struct {
+        unsigned int level; /* enum ds4_log_level */
+    } log;
+};
+
+/* Defaults only.  0, or -1 with DS4_E_NOMEM. */
+int ds4_config_init(struct ds4_config *config, struct ds4_err *err) DS4_MUST_CHECK;
+void ds4_config_deinit(struct ds4_config *config);
+
+/* Reads a file over an initialised config.  -1 with DS4_E_IO naming the path if it cannot be read, or
+ * DS4_E_INVALID beginning "path:line: " for a bad value, an unknown name, or a section that is not
+ * closed; the config then holds a mixture and is good only for ds4_config_deinit. */
+int ds4_config_load(struct ds4_config *config, const char *path,
+                    struct ds4_err *err) DS4_MUST_CHECK;
+/* The same from memory; `name` stands for the path in messages. */
+int ds4_config_parse(struct ds4_config *config, struct ds4_str text, const char *name,
+                     struct ds4_err *err) DS4_MUST_CHECK;
+/* One setting from text ("http.port", "8001"), as the file would write it but without quotes. */
+int ds4_config_set(struct ds4_config *config, const char *setting, const char *text,
+                   struct ds4_err *err) DS4_MUST_CHECK;
+
+/* What no single row can say: a public address needs keys or http.open, tcp endpoints need CURVE
+ * keys, partition and stages agree, and so on.  What needs the model is checked elsewhere. */
+int ds4_config_check(const struct ds4_config *config, struct ds4_err *err) DS4_MUST_CHECK;
+
+/* The number of pipeline stages: cluster.stages, else the length of the partition, else 1. */
+int32_t ds4_config_stages(const struct ds4_config *config);
+/* True if the text names this host only: 127.x.y.z, ::1, localhost. */
+bool ds4_config_is_loopback(const char *address);
+/* The choice's text, e.g. ds4_config_choice("model.release", 1) = "v4_preview"; "" outside the list. */
+const char *ds4_config_choice(const char *setting, unsigned int value);
+
+/* Appends all settings in effect as a file that loads back to the same values, each with its meaning,
+ * range and default as a comment.  0, or -1 when out is full. */
+int ds4_config_print(const struct ds4_config *config, struct ds4_buf *out);
+
+#endif

@@ -1,0 +1,168 @@
+/* Every setting: name, default, range, unit, meaning.  The reference that --print-config prints.
+ *
+ * ROW takes section and option twice over: as text and as the member's path, so a row without a member
+ * does not compile, and the member's type chooses how the text is read. */
+#include "common/config_table.h"
+
+#define KIB 1024.0
+#define MIB (1024.0 * KIB)
+#define GIB (1024.0 * MIB)
+
+#define DS4_MEMBER_TYPE(member)                                                                    \
+    _Generic(((struct ds4_config *)0)->member, bool                                                \
+             : DS4_SETTING_BOOL, int32_t                                                           \
+             : DS4_SETTING_INT32, int64_t                                                          \
+             : DS4_SETTING_INT64, double                                                           \
+             : DS4_SETTING_DOUBLE, unsigned int                                                    \
+             : DS4_SETTING_CHOICE, char *                                                          \
+             : DS4_SETTING_TEXT, struct ds4_config_ints                                            \
+             : DS4_SETTING_INTS, struct ds4_config_texts                                           \
+             : DS4_SETTING_TEXTS)
+#define ROW_AT(section, option, member, fallback, min, max, choices, unit, doc)                    \
+    {                                                                                              \
+#section, option, DS4_MEMBER_TYPE(section.member),                                         \
+            offsetof(struct ds4_config, section.member), fallback, min, max, choices, unit, doc    \
+    }
+#define NUM(section, option, fallback, min, max, unit, doc)                                        \
+    ROW_AT(section, #option, option, fallback, min, max, NULL, unit, doc)
+#define ONE(section, option, fallback, choices, doc)                                               \
+    ROW_AT(section, #option, option, fallback, 0, 0, choices, "", doc)
+#define TXT(section, option, fallback, doc)                                                        \
+    ROW_AT(section, #option, option, fallback, 0, 0, NULL, "", doc)
+
+/* clang-format off: a table reads by column */
+const struct ds4_setting ds4_settings[] = {
+    TXT(http, listen, "127.0.0.1", "address of the API; a public one needs keys or http.open"),
+    NUM(http, port, "8000", 0, 65535, "", "port of the API; 0 = any free port (tests)"),
+    TXT(http, open, "false", "serve a public address without keys"),
+    TXT(http, keys_file, "", "file of API keys: one per line, optionally followed by a name"),
+    NUM(http, max_body, "67108864", KIB, GIB, "bytes", "largest request body; larger answers 413"),
+    TXT(http, any_model, "true", "serve requests that name another model, echoing the name"),
+    NUM(http, ping_ms, "5000", 100, 600000, "ms",
+        "keep-alive in a stream after so long without data"),
+    NUM(http, queue_header_ms, "2000", 0, 600000, "ms",
+        "a queued stream gets its headers after so long"),
+    NUM(http, out_buf, "1048576", 4 * KIB, GIB, "bytes",
+        "output kept for a slow reader before its sequence pauses"),
+    NUM(http, slow_client_s, "60", 1, 86400, "s", "a paused sequence is cancelled after so long"),
+    NUM(http, sse_coalesce_ms, "0", 0, 1000, "ms", "collect tokens for so long into one event"),
+    NUM(http, max_n, "8", 1, 64, "", "largest n of a request"),
+    TXT(http, ds4_field, "true", "add the ds4 object to response bodies"),
+    TXT(http, nonstream_pad, "false",
+        "send headers and newlines ahead of a slow non-stream answer"),
+    TXT(http, cors_origins, "", "origins allowed by CORS; \"*\" = any; empty = CORS off"),
+    NUM(http, store_max, "256", 0, 65536, "",
+        "answers of /v1/responses kept for previous_response_id"),
+
+    TXT(model, path, "", "GGUF file (first part), or synth:SHAPE:QUANT:SEED"),
+    TXT(model, name, "deepseek-v4-flash", "name in /v1/models and in answers"),
+    TXT(model, aliases, "", "further names that mean this model"),
+    ONE(model, release, "", "|v4_preview|v4_0731|v41",
+        "prompt format; empty = as settled by the file"),
+    NUM(model, context, "0", 0, 1048576, "tokens",
+        "context length; 0 = the file's, or what the memory plan fits"),
+
+    NUM(cluster, partition, "", 1, 1024, "",
+        "layers per stage, first stage first; empty = even split"),
+    NUM(cluster, stages, "0", 0, DS4_CONFIG_MAX_ITEMS, "",
+        "number of stages; 0 = length of partition, or 1"),
+    TXT(cluster, endpoint_dir, "/run/ds4",
+        "folder (mode 0700) of the ipc sockets between router and workers"),
+    TXT(cluster, steps_endpoint, "",
+        "where the router sends steps; empty = ipc in endpoint_dir; tcp:// needs curve_dir"),
+    TXT(cluster, reply_endpoint, "",
+        "where the router receives; empty = ipc in endpoint_dir; tcp:// needs curve_dir"),
+    TXT(cluster, curve_dir, "", "folder of the ZeroMQ CURVE keys"),
+    ONE(cluster, pipe, "auto", "auto|shm|nccl",
+        "how activations travel between stages; auto = nccl for cuda, else shm"),
+    NUM(cluster, heartbeat_ms, "500", 50, 10000, "ms", "a worker reports so often"),
+    NUM(cluster, lost_ms, "3000", 200, 60000, "ms", "a worker silent for so long is lost"),
+    NUM(cluster, hold_s, "20", 0, 3600, "s", "new requests wait so long for a recovering cluster"),
+    NUM(cluster, drain_s, "120", 0, 3600, "s", "running requests get so long to finish at a stop"),
+
+    NUM(sched, max_seqs, "8", 1, 1024, "", "sequences running at once"),
+    NUM(sched, default_max_new, "16384", 1, 1048576, "tokens",
+        "output limit of a request that sets none"),
+    NUM(sched, queue_max, "64", 0, 65536, "", "requests waiting at once; further ones answer 429"),
+    NUM(sched, queue_s, "120", 0, 86400, "s", "longest wait in the queue"),
+    NUM(sched, chunk_tok, "512", 1, 65536, "tokens", "prompt tokens per step"),
+    NUM(sched, inflight, "0", 0, 64, "", "steps under way at once; 0 = number of stages"),
+
+    NUM(sampling, temperature, "1.0", 0, 100, "", "default temperature"),
+    NUM(sampling, top_p, "1.0", 0, 1, "", "default top_p; 0.95 is recommended for v4_0731"),
+
+    ONE(kv, quant_sim, "auto", "auto|on|off",
+        "round the cache as the checkpoint was trained; auto = on for real checkpoints"),
+    NUM(kv, host_mb, "8192", 0, 16777216, "MiB", "host memory for cached prefixes"),
+    NUM(kv, disk_mb, "0", 0, 1073741824, "MiB", "disk space for cached prefixes; 0 = off"),
+    TXT(kv, disk_path, "/var/lib/ds4/kv", "folder of the disk tier"),
+    NUM(kv, blocks, "0", 0, INT32_MAX, "", "cache blocks on the device; 0 = as many as fit"),
+    NUM(kv, hot_window, "120", 0, 86400, "s", "a prefix used within so long is evicted last"),
+
+    ROW_AT(think, "default", default_effort, "high", 0, 0, "off|low|high|max", "",
+           "reasoning effort of a request that names none"),
+    NUM(think, max_min_context, "393216", 0, 1048576, "tokens",
+        "with a smaller context max is lowered, visibly; 0 = never"),
+
+    ONE(prompt, content_specials, "plain", "plain|reference",
+        "special tokens inside message text: plain = text only"),
+    TXT(prompt, reasoning_memory, "true", "restore reasoning that a client did not send back"),
+    TXT(prompt, escape_param_close, "false",
+        "escape closing tags inside arguments (differs from the reference)"),
+
+    ONE(parse, reasoning_field, "both", "both|reasoning_content|reasoning",
+        "names under which reasoning is sent"),
+    TXT(parse, dsml_recovery, "true", "read tool calls whose wrapper is damaged"),
+    TXT(parse, dsml_heal_xml, "true", "read tool calls written as plain XML"),
+    NUM(parse, dsml_hold_max, "8388608", KIB, GIB, "bytes",
+        "longest text held back as a possible tool call"),
+
+    TXT(loop, soup, "true", "watch for repeated control tags"),
+    NUM(loop, soup_streak, "12", 1, 10000, "blocks",
+        "one tag in so many blocks in a row is a loop"),
+    NUM(loop, soup_total, "18", 1, 10000, "blocks",
+        "one tag in so many blocks of a turn is a loop"),
+    TXT(loop, repetition, "true", "watch for repeated lines"),
+    NUM(loop, rep_streak, "6", 1, 10000, "blocks",
+        "so many blocks with repeated lines in a row are a loop"),
+    NUM(loop, rep_window, "160", 16, 65536, "tokens", "text looked at for repeated lines"),
+    TXT(loop, rep_fuzzy, "true", "watch for lines that repeat with small changes"),
+    NUM(loop, fuzzy_min_lines, "8", 1, 10000, "lines", "fewer lines in the window are not judged"),
+    NUM(loop, fuzzy_min_hits, "15", 1, 10000, "lines",
+        "lines with the same beginning that make a repeat"),
+    NUM(loop, fuzzy_prefix_words, "2", 1, 16, "words", "length of that beginning"),
+    NUM(loop, fuzzy_overlap, "0.35", 0, 1, "",
+        "share of those lines that have a further word in common"),
+    NUM(loop, block_tok, "5", 1, 1024, "tokens", "the watch runs after so many new tokens"),
+    ONE(loop, recovery, "nudge", "nudge|reopen|off",
+        "what a loop leads to: a nudge text, a new turn, or the end"),
+    NUM(loop, recovery_max, "2", 0, 100, "", "recoveries per turn"),
+    TXT(loop, nudge_text, "", "text of a nudge; empty = built in"),
+    TXT(loop, reopen_text, "", "text of a reopened turn; empty = built in"),
+
+    ONE(worker, backend, "cpu", "cpu|cuda", "what computes"),
+    NUM(worker, threads, "0", 0, 1024, "", "threads of the CPU backend; 0 = one per core"),
+    ONE(worker, isa, "auto", "auto|scalar|avx2|avx512",
+        "instruction set of the CPU backend; the results are the same"),
+    ONE(worker, load, "mmap", "mmap|pread", "how weights are read"),
+
+    ONE(numerics, stream, "auto", "auto|f32|bf16",
+        "type of the residual streams; auto = f32 on cpu, bf16 on cuda"),
+    ONE(numerics, products, "exact", "exact|fast",
+        "CPU products: f32 activations, or int8 within a stated tolerance"),
+
+    ONE(kernel, deterministic, "auto", "auto|strict", "strict = one kernel for every row count"),
+
+    NUM(watchdog, step_s, "30", 1, 3600, "s",
+        "a decode step without progress for so long ends the worker"),
+    NUM(watchdog, prefill_s, "120", 1, 3600, "s", "the same for a prefill step"),
+
+    TXT(metrics, listen, "",
+        "address:port of a listener of its own for /metrics; empty = on the API's only"),
+    TXT(metrics, open, "false", "serve /metrics on a public address without a key"),
+
+    ONE(log, level, "info", "error|warn|info|debug", "least important lines to write"),
+};
+/* clang-format on */
+
+const size_t ds4_n_settings = sizeof(ds4_settings) / sizeof(ds4_settings[0]);
