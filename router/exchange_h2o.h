@@ -1,0 +1,24 @@
+/* The joint between server.c and exchange.c: the only header that shows h2o types. */
+#ifndef DS4_ROUTER_EXCHANGE_H2O_H
+#define DS4_ROUTER_EXCHANGE_H2O_H
+
+#include "router/exchange.h"
+
+#include <h2o.h>
+
+/* What all exchanges of one server share; owned by the server. */
+struct ds4_exchange_host {
+    uv_loop_t *loop;
+    size_t out_buf_bytes;
+    uint64_t half_close_ms;
+    size_t n_open;  /* exchanges that have not ended */
+    size_t n_alive; /* exchanges whose memory still exists */
+    uint64_t next_id;
+    uint64_t id_seed;
+};
+
+/* Makes the exchange of a request.  `fd` is the connection's socket, or -1 when h2o itself notices a
+ * client that leaves (HTTP/2 reads on while it answers).  NULL: no memory, nothing was sent. */
+struct ds4_exchange *ds4_exchange_new(struct ds4_exchange_host *host, h2o_req_t *req, int fd);
+
+#endif

@@ -1,0 +1,530 @@
+/* The HTTP side of the router (step 1): listeners, limits, keys, route table.
+ *
+ * h2o does HTTP/1.1 and h2c, buffers whole bodies up to the limit and answers oversized or broken
+ * requests itself; a filter turns those plain-text answers into the dialect's error body, so that a
+ * client never meets an error it cannot parse.  Connections are ours (uv_tcp), because the disconnect
+ * watch of exchange.c needs the descriptor. */
+#include "router/server.h"
+
+#include "common/log.h"
+#include "common/vec.h"
+#include "router/exchange_h2o.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/random.h>
+
+#define DS4_LISTEN_BACKLOG     1024
+#define DS4_REQUEST_TIMEOUT_MS 60000 /* head and body of one request: bounds a slow sender */
+#define DS4_KEY_BYTES_MAX      256
+#define DS4_KEYS_FILE_MAX      (1 << 20)
+
+struct connection {
+    uv_tcp_t tcp;
+    struct ds4_server *server;
+};
+
+struct route_handler {
+    h2o_handler_t super;
+    struct ds4_server *server;
+};
+
+DS4_VEC_TYPE(key_list, struct ds4_str);
+
+struct ds4_server {
+    struct ds4_server_config config;
+    struct ds4_exchange_host host;
+    h2o_globalconf_t global;
+    h2o_context_t context;
+    h2o_accept_ctx_t accept;
+    uv_tcp_t listener;
+    bool listening;
+    int32_t port;
+    size_t n_connections;
+    char *key_bytes; /* owns what `keys` view */
+    struct key_list keys;
+};
+
+/* ---- keys ------------------------------------------------------------------------------------- */
+
+/* "name key" or "key" per line; blank lines and lines that start with # are skipped. */
+static int parse_keys(struct ds4_server *server, struct ds4_str text, struct ds4_err *err)
+{
+    struct ds4_str line;
+    size_t end, blank;
+
+    while (text.len > 0) {
+        end = ds4_str_find(text, DS4_STR("\n"), 0);
+        line = ds4_str_trim(ds4_str_head(text, end == DS4_STR_NONE ? text.len : end));
+        text = ds4_str_skip(text, end == DS4_STR_NONE ? text.len : end + 1);
+        if (line.len == 0 || line.ptr[0] == '#')
+            continue;
+        blank = ds4_str_find(line, DS4_STR(" "), 0);
+        if (blank != DS4_STR_NONE)
+            line = ds4_str_trim(ds4_str_skip(line, blank));
+        if (line.len > DS4_KEY_BYTES_MAX)
+            return ds4_fail(err, DS4_E_INVALID, "http.keys_file: a key is %zu bytes, at most %d",
+                            line.len, DS4_KEY_BYTES_MAX);
+        if (DS4_VEC_PUSH(&server->keys, line) != 0)
+            return ds4_fail(err, DS4_E_NOMEM, "http.keys_file: no memory");
+    }
+    if (server->keys.len == 0)
+        return ds4_fail(err, DS4_E_INVALID, "http.keys_file holds no key");
+    return 0;
+}
+
+static int read_keys(struct ds4_server *server, const char *path, struct ds4_err *err)
+{
+    FILE *file = fopen(path, "re");
+    size_t n;
+
+    if (file == NULL)
+        return ds4_fail(err, DS4_E_INVALID, "http.keys_file %s: %s", path, strerror(errno));
+    server->key_bytes = calloc(1, DS4_KEYS_FILE_MAX + 1);
+    n = server->key_bytes == NULL ? 0 : fread(server->key_bytes, 1, DS4_KEYS_FILE_MAX + 1, file);
+    (void)fclose(file);
+    if (server->key_bytes == NULL)
+        return ds4_fail(err, DS4_E_NOMEM, "http.keys_file: no memory");
+    if (n > DS4_KEYS_FILE_MAX)
+        return ds4_fail(err, DS4_E_INVALID, "http.keys_file %s is over 1 MiB", path);
+    return parse_keys(server, (struct ds4_str){server->key_bytes, n}, err);
+}
+
+/* Compares against every key in full: the time tells neither which key nor how much of it matched. */
+static bool key_matches(const struct ds4_server *server, struct ds4_str given)
+{
+    bool any = false;
+
+    if (given.ptr == NULL)
+        return false;
+    for (size_t i = 0; i < server->keys.len; i++) {
+        const struct ds4_str key = server->keys.ptr[i];
+        unsigned diff = (unsigned)(key.len ^ given.len);
+
+        for (size_t b = 0; b < key.len; b++)
+            diff |= (unsigned)((unsigned char)key.ptr[b] ^
+                               (unsigned char)(b < given.len ? given.ptr[b] : 0));
+        any |= diff == 0;
+    }
+    return any;
+}
+
+static bool authorised(const struct ds4_server *server, const struct ds4_exchange *x)
+{
+    struct ds4_str bearer = ds4_exchange_header(x, "authorization");
+
+    if (server->keys.len == 0)
+        return true;
+    if (bearer.len > 7 && strncasecmp(bearer.ptr, "bearer ", 7) == 0)
+        bearer = ds4_str_trim(ds4_str_skip(bearer, 7));
+    else
+        bearer = (struct ds4_str){NULL, 0};
+    return key_matches(server, bearer) | key_matches(server, ds4_exchange_header(x, "x-api-key"));
+}
+
+/* ---- routes ----------------------------------------------------------------------------------- */
+
+static bool path_matches(const char *pattern, struct ds4_str path)
+{
+    struct ds4_str want = ds4_str_view(pattern);
+    struct ds4_str rest;
+
+    if (!ds4_str_ends(want, DS4_STR("/*")))
+        return ds4_str_equal(want, path);
+    want.len--;
+    if (!ds4_str_starts(path, want))
+        return false;
+    rest = ds4_str_skip(path, want.len);
+    return rest.len > 0 && ds4_str_find(rest, DS4_STR("/"), 0) == DS4_STR_NONE;
+}
+
+/* The route of a path and method; *allowed collects the methods the path knows. */
+static const struct ds4_route *find_route(const struct ds4_server *server, struct ds4_str path,
+                                          enum ds4_method method, uint32_t *allowed)
+{
+    const struct ds4_route *found = NULL;
+
+    *allowed = 0;
+    for (size_t i = 0; i < server->config.n_routes; i++) {
+        const struct ds4_route *route = &server->config.routes[i];
+        uint32_t methods = route->methods;
+
+        if (!path_matches(route->path, path))
+            continue;
+        if ((methods & DS4_METHOD_GET) != 0)
+            methods |= DS4_METHOD_HEAD;
+        *allowed |= methods;
+        if (found == NULL && (methods & method) != 0)
+            found = route;
+    }
+    return found;
+}
+
+static void refuse_method(struct ds4_server *server, struct ds4_exchange *x, uint32_t allowed)
+{
+    static const struct {
+        uint32_t bit;
+        const char *name;
+    } names[] = {{DS4_METHOD_GET, "GET, "},
+                 {DS4_METHOD_HEAD, "HEAD, "},
+                 {DS4_METHOD_POST, "POST, "},
+                 {DS4_METHOD_DELETE, "DELETE, "}};
+    char allow[64] = "";
+    size_t used = 0;
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if ((allowed & names[i].bit) != 0)
+            used += (size_t)snprintf(allow + used, sizeof(allow) - used, "%s", names[i].name);
+    (void)snprintf(allow + used, sizeof(allow) - used, "OPTIONS");
+    ds4_exchange_set_header(x, "allow", allow);
+    server->config.refuse(x, 405, "method_not_allowed", "this path does not know that method");
+}
+
+static void refuse_path(struct ds4_server *server, struct ds4_exchange *x)
+{
+    char message[256];
+    struct ds4_str path = ds4_exchange_path(x);
+
+    if (ds4_str_starts(path, DS4_STR("/v1/v1/")))
+        (void)snprintf(message, sizeof(message),
+                       "unknown path: base URL must end in /v1 exactly once");
+    else
+        (void)snprintf(message, sizeof(message), "unknown path %.*s",
+                       path.len > 128 ? 128 : (int)path.len, path.ptr);
+    server->config.refuse(x, 404, "endpoint_not_supported", message);
+}
+
+/* ---- cross-origin requests -------------------------------------------------------------------- */
+
+static bool origin_allowed(const char *list, struct ds4_str origin)
+{
+    struct ds4_str rest = ds4_str_view(list);
+    size_t comma;
+
+    if (ds4_str_equal(rest, DS4_STR("*")))
+        return true;
+    while (rest.len > 0) {
+        comma = ds4_str_find(rest, DS4_STR(","), 0);
+        if (ds4_str_equal(ds4_str_trim(ds4_str_head(rest, comma)), origin))
+            return true;
+        rest = ds4_str_skip(rest, comma == DS4_STR_NONE ? rest.len : comma + 1);
+    }
+    return false;
+}
+
+static void add_cors_headers(const struct ds4_server *server, struct ds4_exchange *x)
+{
+    struct ds4_str origin = ds4_exchange_header(x, "origin");
+    char copy[256];
+
+    if (server->config.cors_origins == NULL || server->config.cors_origins[0] == '\0' ||
+        origin.len == 0 || origin.len >= sizeof(copy) ||
+        !origin_allowed(server->config.cors_origins, origin))
+        return;
+    memcpy(copy, origin.ptr, origin.len);
+    copy[origin.len] = '\0';
+    ds4_exchange_set_header(x, "access-control-allow-origin", copy);
+    ds4_exchange_set_header(x, "vary", "origin");
+    ds4_exchange_set_header(x, "access-control-expose-headers",
+                            "x-request-id, retry-after, retry-after-ms, x-ds4-thinking, "
+                            "x-ds4-effort, x-ds4-effort-requested, x-ds4-effort-downgraded, "
+                            "x-ds4-prompt-tokens, x-ds4-cached-tokens");
+}
+
+static void answer_preflight(struct ds4_exchange *x)
+{
+    struct ds4_str wanted = ds4_exchange_header(x, "access-control-request-headers");
+    char copy[512];
+
+    if (wanted.len > 0 && wanted.len < sizeof(copy)) {
+        memcpy(copy, wanted.ptr, wanted.len);
+        copy[wanted.len] = '\0';
+        ds4_exchange_set_header(x, "access-control-allow-headers", copy);
+    }
+    ds4_exchange_set_header(x, "access-control-allow-methods", "GET, POST, DELETE, OPTIONS");
+    ds4_exchange_set_header(x, "access-control-max-age", "86400");
+    ds4_exchange_reply(x, 204, "text/plain", DS4_STR(""));
+}
+
+/* ---- h2o glue --------------------------------------------------------------------------------- */
+
+static int fd_of(h2o_req_t *req)
+{
+    h2o_socket_t *sock;
+    struct connection *c;
+    uv_os_fd_t fd;
+
+    if (req->version >= 0x200)
+        return -1;
+    sock = req->conn->callbacks->get_socket(req->conn);
+    c = sock == NULL ? NULL : sock->on_close.data;
+    if (c == NULL || uv_fileno((uv_handle_t *)&c->tcp, &fd) != 0)
+        return -1;
+    return fd;
+}
+
+static int on_request(h2o_handler_t *self, h2o_req_t *req)
+{
+    struct ds4_server *server = ((struct route_handler *)self)->server;
+    struct ds4_exchange *x = ds4_exchange_new(&server->host, req, fd_of(req));
+    const struct ds4_route *route;
+    enum ds4_method method;
+    uint32_t allowed;
+
+    if (x == NULL)
+        return -1;
+    method = ds4_exchange_method(x);
+    add_cors_headers(server, x);
+    if (method == DS4_METHOD_OPTIONS) {
+        answer_preflight(x);
+        return 0;
+    }
+    route = find_route(server, ds4_exchange_path(x), method, &allowed);
+    if (route == NULL && allowed == 0) {
+        refuse_path(server, x);
+    } else if (route == NULL) {
+        refuse_method(server, x, allowed);
+    } else if (!route->open && !authorised(server, x)) {
+        ds4_exchange_set_header(x, "www-authenticate", "Bearer");
+        server->config.refuse(x, 401, "invalid_api_key", "a valid API key is required");
+    } else {
+        route->handle(x, server->config.context);
+    }
+    return 0;
+}
+
+static void on_connection_closed(void *data)
+{
+    struct connection *c = data;
+
+    c->server->n_connections--;
+}
+
+static void free_connection(uv_handle_t *handle)
+{
+    free(handle->data);
+}
+
+static void on_connection(uv_stream_t *listener, int status)
+{
+    static struct ds4_log_limit limit;
+    struct ds4_server *server = listener->data;
+    struct connection *c;
+    h2o_socket_t *sock;
+
+    if (status != 0) {
+        ds4_log_limited(&limit, 5, DS4_LOG_WARN, "http.accept", "error=\"%s\"",
+                        uv_strerror(status));
+        return;
+    }
+    c = calloc(1, sizeof(*c));
+    if (c == NULL)
+        return;
+    c->server = server;
+    (void)uv_tcp_init(listener->loop, &c->tcp);
+    c->tcp.data = c;
+    if (uv_accept(listener, (uv_stream_t *)&c->tcp) != 0) {
+        uv_close((uv_handle_t *)&c->tcp, free_connection);
+        return;
+    }
+    (void)uv_tcp_nodelay(&c->tcp, 1);
+    sock = h2o_uv_socket_create((uv_stream_t *)&c->tcp, free_connection);
+    sock->on_close.cb = on_connection_closed;
+    sock->on_close.data = c;
+    server->n_connections++;
+    h2o_accept(&server->accept, sock);
+}
+
+/* ---- answers h2o gives itself ------------------------------------------------------------------- */
+
+static h2o_iovec_t own_error_body(h2o_req_t *req)
+{
+    const char *text;
+
+    if (req->res.status == 413)
+        text = "{\"error\":{\"message\":\"the request body is larger than the server accepts\","
+               "\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"request_too_large\"}}";
+    else
+        text = "{\"error\":{\"message\":\"the request is not valid HTTP\","
+               "\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"invalid_value\"}}";
+    return h2o_iovec_init(text, strlen(text));
+}
+
+static void send_own_error(h2o_ostream_t *self, h2o_req_t *req, h2o_iovec_t *bufs, size_t n,
+                           h2o_send_state_t state)
+{
+    h2o_iovec_t body = own_error_body(req);
+
+    (void)bufs;
+    (void)n;
+    h2o_ostream_send_next(self, req, &body, 1, state);
+}
+
+/* Ours carry x-request-id; an error without it was made by h2o before any handler ran. */
+static void on_setup_ostream(h2o_filter_t *self, h2o_req_t *req, h2o_ostream_t **slot)
+{
+    ssize_t type;
+
+    (void)self;
+    if (req->res.status < 400 ||
+        h2o_find_header_by_str(&req->res.headers, "x-request-id", 12, -1) >= 0) {
+        h2o_setup_next_ostream(req, slot);
+        return;
+    }
+    type = h2o_find_header(&req->res.headers, H2O_TOKEN_CONTENT_TYPE, -1);
+    if (type >= 0)
+        req->res.headers.entries[type].value = h2o_iovec_init(H2O_STRLIT("application/json"));
+    req->res.content_length = own_error_body(req).len;
+    h2o_add_ostream(req, sizeof(h2o_ostream_t), slot)->do_send = send_own_error;
+    h2o_setup_next_ostream(req, &(*slot)->next);
+}
+
+/* ---- open and close --------------------------------------------------------------------------- */
+
+static bool is_loopback(const char *address)
+{
+    struct in_addr v4;
+    struct in6_addr v6;
+
+    if (inet_pton(AF_INET, address, &v4) == 1)
+        return (ntohl(v4.s_addr) >> 24) == 127;
+    return inet_pton(AF_INET6, address, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
+}
+
+static int parse_address(const struct ds4_server_config *config, struct sockaddr_storage *address,
+                         struct ds4_err *err)
+{
+    if (config->port < 0 || config->port > UINT16_MAX)
+        return ds4_fail(err, DS4_E_INVALID, "http.port is %d, must be 0 to 65535", config->port);
+    if (uv_ip4_addr(config->listen, config->port, (struct sockaddr_in *)address) == 0 ||
+        uv_ip6_addr(config->listen, config->port, (struct sockaddr_in6 *)address) == 0)
+        return 0;
+    return ds4_fail(err, DS4_E_INVALID, "http.listen is \"%s\", must be an IPv4 or IPv6 address",
+                    config->listen);
+}
+
+static void set_up_h2o(struct ds4_server *server, uv_loop_t *loop)
+{
+    h2o_hostconf_t *host;
+    h2o_pathconf_t *path;
+    struct route_handler *handler;
+
+    h2o_config_init(&server->global);
+    server->global.server_name = h2o_iovec_init(H2O_STRLIT("ds4"));
+    server->global.max_request_entity_size = server->config.max_body_bytes;
+    server->global.http1.req_timeout = DS4_REQUEST_TIMEOUT_MS;
+    host = h2o_config_register_host(&server->global, h2o_iovec_init(H2O_STRLIT("default")), 65535);
+    path = h2o_config_register_path(host, "/", 0);
+    handler = (struct route_handler *)h2o_create_handler(path, sizeof(*handler));
+    handler->super.on_req = on_request;
+    handler->server = server;
+    h2o_create_filter(path, sizeof(h2o_filter_t))->on_setup_ostream = on_setup_ostream;
+    h2o_create_filter(&host->fallback_path, sizeof(h2o_filter_t))->on_setup_ostream =
+        on_setup_ostream;
+    h2o_context_init(&server->context, loop, &server->global);
+    server->accept = (h2o_accept_ctx_t){.ctx = &server->context, .hosts = server->global.hosts};
+}
+
+static int start_listening(struct ds4_server *server, const struct sockaddr_storage *address,
+                           struct ds4_err *err)
+{
+    struct sockaddr_storage bound = {0};
+    int size = sizeof(bound);
+    int rc;
+
+    (void)uv_tcp_init(server->host.loop, &server->listener);
+    server->listener.data = server;
+    server->listening = true;
+    rc = uv_tcp_bind(&server->listener, (const struct sockaddr *)address, 0);
+    if (rc == 0)
+        rc = uv_listen((uv_stream_t *)&server->listener, DS4_LISTEN_BACKLOG, on_connection);
+    if (rc == 0)
+        rc = uv_tcp_getsockname(&server->listener, (struct sockaddr *)&bound, &size);
+    if (rc != 0)
+        return ds4_fail(err, DS4_E_IO, "could not listen on %s port %d: %s", server->config.listen,
+                        server->config.port, uv_strerror(rc));
+    server->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                                     : ((struct sockaddr_in *)&bound)->sin_port);
+    return 0;
+}
+
+struct ds4_server *ds4_server_open(uv_loop_t *loop, const struct ds4_server_config *config,
+                                   struct ds4_err *err)
+{
+    struct ds4_server *server = calloc(1, sizeof(*server));
+    struct sockaddr_storage address = {0};
+
+    if (server == NULL) {
+        (void)ds4_fail(err, DS4_E_NOMEM, "no memory for the HTTP server");
+        return NULL;
+    }
+    server->config = *config;
+    server->host = (struct ds4_exchange_host){
+        .loop = loop,
+        .out_buf_bytes = config->out_buf_bytes,
+        .half_close_ms = (uint64_t)(config->half_close_ms < 0 ? 0 : config->half_close_ms),
+    };
+    (void)getrandom(&server->host.id_seed, sizeof(server->host.id_seed), 0);
+    if (parse_address(config, &address, err) != 0)
+        goto fail;
+    if (config->keys_file != NULL && config->keys_file[0] != '\0' &&
+        read_keys(server, config->keys_file, err) != 0)
+        goto fail;
+    if (server->keys.len == 0 && !config->open && !is_loopback(config->listen)) {
+        (void)ds4_fail(
+            err, DS4_E_INVALID,
+            "http.listen is %s, which is not loopback: set http.keys_file, or http.open = "
+            "true to serve without keys",
+            config->listen);
+        goto fail;
+    }
+    set_up_h2o(server, loop);
+    if (start_listening(server, &address, err) == 0)
+        return server;
+    uv_close((uv_handle_t *)&server->listener, NULL);
+    (void)uv_run(loop, UV_RUN_NOWAIT);
+    h2o_context_dispose(&server->context);
+    h2o_config_dispose(&server->global);
+fail:
+    free(server->key_bytes);
+    DS4_VEC_DEINIT(&server->keys);
+    free(server);
+    return NULL;
+}
+
+int32_t ds4_server_port(const struct ds4_server *server)
+{
+    return server->port;
+}
+
+void ds4_server_stop_listening(struct ds4_server *server)
+{
+    if (!server->listening)
+        return;
+    server->listening = false;
+    uv_close((uv_handle_t *)&server->listener, NULL);
+}
+
+size_t ds4_server_n_open(const struct ds4_server *server)
+{
+    return server->host.n_open;
+}
+
+size_t ds4_server_n_connections(const struct ds4_server *server)
+{
+    return server->n_connections;
+}
+
+void ds4_server_close(struct ds4_server *server)
+{
+    if (server == NULL)
+        return;
+    ds4_server_stop_listening(server);
+    h2o_context_request_shutdown(&server->context);
+    free(server->key_bytes);
+    DS4_VEC_DEINIT(&server->keys);
+    free(server);
+}

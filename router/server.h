@@ -1,0 +1,60 @@
+/* The HTTP side of the router (step 1): h2o set-up, listeners, route table, body limits, keys.
+ *
+ * Routes are matched on the path without query and without a trailing slash.  A route's handler runs
+ * on the loop thread with a complete request: known method, authorised, body within limits.  What the
+ * server answers itself (404, 405 with Allow, 401, 413, OPTIONS) is formatted by `refuse`, so that
+ * each dialect's error body is used. */
+#ifndef DS4_ROUTER_SERVER_H
+#define DS4_ROUTER_SERVER_H
+
+#include "common/err.h"
+#include "router/exchange.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct ds4_server;
+struct uv_loop_s;
+
+struct ds4_route {
+    const char *path; /* "/v1/models"; a last segment of "*" matches any one segment */
+    uint32_t methods; /* enum ds4_method bits */
+    bool open;        /* no key needed */
+    void (*handle)(struct ds4_exchange *x, void *context);
+};
+
+/* Refusals of the server itself.  `code` is the string of the error table, e.g. "invalid_api_key". */
+typedef void (*ds4_refuse_fn)(struct ds4_exchange *x, int status, const char *code,
+                              const char *message);
+
+struct ds4_server_config {
+    const char *listen;    /* address; loopback unless keys are set or `open` */
+    int32_t port;          /* 0 = any free port, see ds4_server_port */
+    bool open;             /* allow a public address without keys */
+    const char *keys_file; /* one key per line, "name key" or "key"; NULL or "" = no keys */
+    size_t max_body_bytes;
+    size_t out_buf_bytes;     /* backlog limit of one stream */
+    int32_t half_close_ms;    /* a client that closed its sending side is gone after this time */
+    const char *cors_origins; /* "" = off, "*" or a comma-separated list */
+    const struct ds4_route *routes;
+    size_t n_routes;
+    void *context; /* passed to handlers */
+    ds4_refuse_fn refuse;
+};
+
+/* Opens the listener on `loop` (borrowed; must outlive the server).  config's tables are borrowed,
+ * keys are read now.  NULL with DS4_E_INVALID (a public address without keys, a bad address, an
+ * unreadable key file) or DS4_E_IO (port taken: the message names address and port). */
+struct ds4_server *ds4_server_open(struct uv_loop_s *loop, const struct ds4_server_config *config,
+                                   struct ds4_err *err);
+int32_t ds4_server_port(const struct ds4_server *server);
+/* Stops accepting; open exchanges go on. */
+void ds4_server_stop_listening(struct ds4_server *server);
+/* Exchanges that have not ended. */
+size_t ds4_server_n_open(const struct ds4_server *server);
+size_t ds4_server_n_connections(const struct ds4_server *server);
+/* Closes the listener and frees; call after the loop has ended. */
+void ds4_server_close(struct ds4_server *server);
+
+#endif
