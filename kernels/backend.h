@@ -14,6 +14,7 @@
 #ifndef DS4_KERNELS_BACKEND_H
 #define DS4_KERNELS_BACKEND_H
 
+#include "common/choices.h"
 #include "common/err.h"
 #include "kernels/tensor.h"
 
@@ -26,14 +27,6 @@ extern "C" {
 #endif
 
 struct ds4_device; /* opaque; one per worker */
-
-/* How products with weights are formed.  EXACT: f32 activations.  FAST: activations quantised to int8
- * blocks (f32 scale per 32 or per 256 by weight type); error bound in kernels/cpu/README.md. */
-enum ds4_products { DS4_PRODUCTS_EXACT, DS4_PRODUCTS_FAST };
-
-/* Instruction set of the CPU backend; AUTO takes the best the machine has.  Results do not depend on
- * it. */
-enum ds4_isa { DS4_ISA_AUTO, DS4_ISA_SCALAR, DS4_ISA_AVX2, DS4_ISA_AVX512 };
 
 struct ds4_device_config {
     int32_t ordinal;  /* CUDA device number; ignored by cpu */

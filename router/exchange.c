@@ -302,10 +302,37 @@ void ds4_exchange_set_header(struct ds4_exchange *x, const char *name, const cha
                           NULL, value_copy.base, value_copy.len);
 }
 
+/* HTTP/1 clients show the phrase to people; h2o adds none for statuses set by a handler. */
+static const char *reason_of(int status)
+{
+    static const struct {
+        int status;
+        const char *phrase;
+    } table[] = {{200, "OK"},
+                 {204, "No Content"},
+                 {400, "Bad Request"},
+                 {401, "Unauthorized"},
+                 {403, "Forbidden"},
+                 {404, "Not Found"},
+                 {405, "Method Not Allowed"},
+                 {408, "Request Timeout"},
+                 {413, "Content Too Large"},
+                 {415, "Unsupported Media Type"},
+                 {422, "Unprocessable Content"},
+                 {429, "Too Many Requests"},
+                 {500, "Internal Server Error"},
+                 {503, "Service Unavailable"}};
+
+    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++)
+        if (table[i].status == status)
+            return table[i].phrase;
+    return "Status";
+}
+
 static void set_head(struct ds4_exchange *x, int status, const char *content_type, size_t length)
 {
     x->req->res.status = status;
-    x->req->res.reason = "";
+    x->req->res.reason = reason_of(status);
     x->req->res.content_length = length;
     ds4_exchange_set_header(x, "content-type", content_type);
     ds4_exchange_set_header(x, "x-request-id", x->id);

@@ -23,7 +23,7 @@
 #define DS4_KEYS_FILE_MAX      (1 << 20)
 
 struct connection {
-    uv_tcp_t tcp;
+    uv_tcp_t tcp; /* first: h2o takes the handle's data member for itself */
     struct ds4_server *server;
 };
 
@@ -305,7 +305,7 @@ static void on_connection_closed(void *data)
 
 static void free_connection(uv_handle_t *handle)
 {
-    free(handle->data);
+    free((struct connection *)handle);
 }
 
 static void on_connection(uv_stream_t *listener, int status)
@@ -325,7 +325,6 @@ static void on_connection(uv_stream_t *listener, int status)
         return;
     c->server = server;
     (void)uv_tcp_init(listener->loop, &c->tcp);
-    c->tcp.data = c;
     if (uv_accept(listener, (uv_stream_t *)&c->tcp) != 0) {
         uv_close((uv_handle_t *)&c->tcp, free_connection);
         return;
@@ -342,9 +341,13 @@ static void on_connection(uv_stream_t *listener, int status)
 
 static h2o_iovec_t own_error_body(h2o_req_t *req)
 {
+    struct ds4_str path = {req->input.path.base, req->input.path.len};
     const char *text;
 
-    if (req->res.status == 413)
+    if (req->res.status == 413 && ds4_str_starts(path, DS4_STR("/v1/messages")))
+        text = "{\"type\":\"error\",\"error\":{\"type\":\"request_too_large\",\"message\":"
+               "\"the request body is larger than the server accepts\"}}";
+    else if (req->res.status == 413)
         text = "{\"error\":{\"message\":\"the request body is larger than the server accepts\","
                "\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"request_too_large\"}}";
     else
