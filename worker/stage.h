@@ -1,0 +1,128 @@
+/* One pipeline stage: layers [first, last) of the model, their weights, their cache, one step at a
+ * time.  Step 8 to 10 of the house list; stage.c is the file to read first.
+ *
+ * A stage executes and never decides.  Calls per generation:
+ *
+ *   ds4_stage_form
+ *   per step, in step order:
+ *     while (ds4_stage_needs_record(st, step) >= 0)       tokens of earlier steps, from the pipe
+ *         pipe take -> ds4_stage_note_record
+ *     ds4_stage_begin                                     closes, opens, truncates, checks leases
+ *     (stage > 0: pipe recv into rows)
+ *     ds4_stage_forward                                   rows in, rows out, or tokens
+ *     (not last: pipe send from rows; last: pipe publish of the record)
+ *
+ * One thread at a time (the step thread) calls everything here; the exceptions say so.  An error of
+ * begin or forward is fatal for the generation: the sequences' state is undefined until the next form.
+ * Nothing is allocated after ds4_stage_new returned. */
+#ifndef DS4_WORKER_STAGE_H
+#define DS4_WORKER_STAGE_H
+
+#include "common/err.h"
+#include "kernels/backend.h"
+#include "proto/message.h"
+#include "worker/pipe.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct ds4_stage;
+struct ds4_plan;
+
+/* The cache rounding of the checkpoint (FP8 rows, FP4 indexer rows, stored packed).  AUTO: on but for
+ * models that were not trained with it (toy shapes: see ds4_stage_new). */
+enum ds4_quant_sim { DS4_QUANT_SIM_AUTO, DS4_QUANT_SIM_ON, DS4_QUANT_SIM_OFF };
+
+/* Type of the residual streams.  AUTO: f32 on cpu, bf16 on cuda. */
+enum ds4_stream { DS4_STREAM_AUTO, DS4_STREAM_F32, DS4_STREAM_BF16 };
+
+enum ds4_load { DS4_LOAD_MMAP, DS4_LOAD_PREAD };
+
+struct ds4_stage_config {
+    const char *model_path; /* GGUF, first part of a split file */
+    enum ds4_load load;     /* MMAP uses weights in place where the backend can */
+    int32_t stage;
+    int32_t n_stage;
+    int32_t n_partition;      /* n_stage, or 0: even split */
+    const int32_t *partition; /* layers per stage, first stage first */
+    const char *backend;      /* "cpu" | "cuda" */
+    struct ds4_device_config device;
+    enum ds4_quant_sim quant_sim;
+    enum ds4_stream stream;
+    int32_t context_tok;    /* 0: the file's, or what fits */
+    int32_t max_seqs;       /* entries per step, <= DS4_MAX_STEP_ENTRIES; slots = max_seqs + 2 */
+    int32_t max_step_tok;   /* rows per step, <= DS4_MAX_STEP_TOK */
+    int32_t n_blocks;       /* cache blocks; 0: as many as fit, at most what all slots can use */
+    int32_t hot_window_tok; /* tokens that can be taken back without a restart; 0: 120 */
+};
+
+/* Weight bytes so far and in all; called from ds4_stage_new, at least once per layer. */
+typedef void (*ds4_progress_fn)(void *arg, int64_t loaded_bytes, int64_t total_bytes);
+
+/* Opens the model and the device, plans every byte (the table goes to the log), allocates, loads this
+ * stage's layers.  Owns what it opens; borrows `config` for the call.  `progress` may be NULL.  NULL
+ * with err: DS4_E_INVALID (configuration or shape), DS4_E_CORRUPT (damaged file), DS4_E_NOMEM with what
+ * would fit, DS4_E_IO. */
+struct ds4_stage *ds4_stage_new(const struct ds4_stage_config *config, ds4_progress_fn progress,
+                                void *progress_arg, struct ds4_err *err) DS4_MUST_CHECK;
+void ds4_stage_free(struct ds4_stage *st);
+
+/* Opens the model and plans as ds4_stage_new would, without allocating or loading; for --plan.  The
+ * table is left in *plan. */
+int ds4_stage_plan(const struct ds4_stage_config *config, struct ds4_plan *plan,
+                   struct ds4_err *err) DS4_MUST_CHECK;
+
+/* What this stage can offer: stage, n_stage, layers, model_digest, max_blocks, max_slots, max_context,
+ * backend, device.  Leaves the other members alone.  Any thread. */
+void ds4_stage_hello(const struct ds4_stage *st, struct ds4_hello *hello);
+
+/* weights_bytes, kv_bytes, nonfinite_rows; leaves the other members alone.  Any thread. */
+void ds4_stage_health(const struct ds4_stage *st, struct ds4_health *health);
+
+/* Bytes of one row between stages: n_hyper * d_model values of the stream type. */
+size_t ds4_stage_row_bytes(const struct ds4_stage *st);
+bool ds4_stage_is_first(const struct ds4_stage *st);
+bool ds4_stage_is_last(const struct ds4_stage *st);
+
+/* Joins a generation: drops every sequence and expects step 0.  DS4_E_PROTOCOL if the router asks for
+ * more than ds4_stage_hello offered. */
+int ds4_stage_form(struct ds4_stage *st, const struct ds4_form *form,
+                   struct ds4_err *err) DS4_MUST_CHECK;
+
+/* The newest earlier step whose token record must be noted before `step` can begin, or -1.  Records
+ * come in step order: take and note until this is -1.  Always -1 on the last stage, whose forward notes
+ * its own records. */
+int64_t ds4_stage_needs_record(const struct ds4_stage *st, const struct ds4_step *step);
+
+/* Remembers what each sequence was given.  Checks generation, step order (the one after the newest
+ * noted) and counts; the checksum is the pipe's. */
+int ds4_stage_note_record(struct ds4_stage *st, const struct ds4_token_record *record,
+                          struct ds4_err *err) DS4_MUST_CHECK;
+
+/* Applies what the step says before any row runs, in this order: closes (the slot's rows are gone),
+ * opens, then per entry the block table, the truncation to base_pos and the lease check.
+ *
+ * An open of a free slot starts at position 0.  An open of a slot in use binds it to the new sequence
+ * and epoch and keeps its rows, so that the next turn of a conversation starts with base_pos at the
+ * common prefix: the entry truncates.  base_pos is legal when it is 0, or not above the position, not
+ * below the last install, and no more than the hot window below the highest position ever written.
+ *
+ * An entry with from_step >= 0 takes its token from the record of that step; if the sequence ended
+ * there, the entry becomes a no-op of the same shape.  DS4_E_PROTOCOL naming step, entry and values for
+ * everything a correct router would not send. */
+int ds4_stage_begin(struct ds4_stage *st, const struct ds4_step *step,
+                    struct ds4_err *err) DS4_MUST_CHECK;
+
+/* Runs the layers over the step given to the last ds4_stage_begin.
+ *
+ *   rows    [n_tok, ds4_stage_row_bytes] host    in: the previous stage's rows (unread on stage 0),
+ *           out: rows for the next stage (untouched on the last)
+ *   record  last stage: filled, crc left 0 for the pipe; others NULL
+ *   out     last stage: filled, entry[] owned by the stage and valid until the next forward; others
+ *           NULL.  compute_ns is set. */
+int ds4_stage_forward(struct ds4_stage *st, const struct ds4_step *step, void *rows,
+                      struct ds4_token_record *record, struct ds4_tokens_out *out,
+                      struct ds4_err *err) DS4_MUST_CHECK;
+
+#endif
