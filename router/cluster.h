@@ -1,0 +1,132 @@
+/* What the router knows about its workers: who is there, which generation runs, what "healthy" means.
+ *
+ *   STARTING -> LOADING -> FORMING -> READY <-> DEGRADED
+ *                  ^          ^          |
+ *                  |          |     a stage lost, FATAL, BYE, a step too late
+ *                  |          |          v
+ *                  +----------+------ RECOVERING          any -> DRAINING;  FAILED: a stage stays away
+ *
+ * Ready means: every stage formed this generation, every heartbeat is younger than lost_ms, and a step
+ * (real or probe) came back within the last 15 s.  Leaving READY is the first thing a failure does.
+ *
+ * Pure logic on the loop thread: messages and time come in, commands go out through the port. */
+#ifndef DS4_ROUTER_CLUSTER_H
+#define DS4_ROUTER_CLUSTER_H
+
+#include "common/err.h"
+#include "proto/message.h"
+#include "router/request.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct ds4_cluster;
+struct ds4_sched;
+struct ds4_metrics;
+
+enum ds4_cluster_state {
+    DS4_CLUSTER_STARTING, /* stages missing, none was ready before */
+    DS4_CLUSTER_LOADING,  /* all said hello, weights are loading */
+    DS4_CLUSTER_FORMING,
+    DS4_CLUSTER_READY,
+    DS4_CLUSTER_DEGRADED,
+    DS4_CLUSTER_RECOVERING, /* was ready, a stage is lost or forming again */
+    DS4_CLUSTER_DRAINING,
+    DS4_CLUSTER_FAILED /* a stage has been away too long, or the plan does not fit */
+};
+#define DS4_N_CLUSTER_STATE 8
+const char *ds4_cluster_state_text(enum ds4_cluster_state state);
+const char *ds4_worker_state_text(enum ds4_worker_state state);
+
+/* One process: a stage and the boot of it. */
+struct ds4_peer {
+    int32_t stage;
+    uint8_t boot_id[DS4_ID_BYTES];
+};
+
+/* Commands; `to` and messages are borrowed for the call.  A send that fails is treated as a lost
+ * worker by the heartbeat rule, so these return nothing. */
+struct ds4_cluster_port {
+    void *owner;
+    void (*send_form)(void *owner, const struct ds4_peer *to, const struct ds4_form *form);
+    void (*send_abort)(void *owner, const struct ds4_peer *to, uint32_t generation);
+    void (*send_stop)(void *owner, const struct ds4_peer *to, uint32_t generation);
+};
+
+struct ds4_cluster_config {
+    int32_t n_stage;             /* required */
+    int32_t context_tok;         /* model.context; 0 = what the workers allow */
+    int32_t n_blocks;            /* kv.blocks; 0 = what the workers hold */
+    int32_t lost_ms;             /* [3000] */
+    int32_t form_ms;             /* a formation may take so long [30000] */
+    int32_t away_ms;             /* a stage gone for so long: FAILED [120000] */
+    int32_t fresh_ms;            /* newest step must be younger [15000] */
+    uint32_t first_generation;   /* the first one is this + 1 */
+    struct ds4_metrics *metrics; /* borrowed; NULL = none */
+};
+
+/* `sched` is borrowed and must outlive the cluster; the cluster starts and stops it. */
+struct ds4_cluster *ds4_cluster_new(const struct ds4_cluster_config *config,
+                                    const struct ds4_cluster_port *port, struct ds4_sched *sched,
+                                    struct ds4_err *err);
+void ds4_cluster_free(struct ds4_cluster *cluster);
+
+/* Messages from workers.  Bad content never stops the router: it is counted, logged and, where it
+ * breaks the generation, ends that generation. */
+void ds4_cluster_hello(struct ds4_cluster *cluster, const struct ds4_peer *from,
+                       const struct ds4_hello *hello, int64_t now_ns);
+void ds4_cluster_health(struct ds4_cluster *cluster, const struct ds4_peer *from,
+                        const struct ds4_health *health, int64_t now_ns);
+void ds4_cluster_formed(struct ds4_cluster *cluster, const struct ds4_peer *from,
+                        uint32_t generation, int64_t now_ns);
+void ds4_cluster_form_failed(struct ds4_cluster *cluster, const struct ds4_peer *from,
+                             uint32_t generation, const char *message, int64_t now_ns);
+void ds4_cluster_tokens(struct ds4_cluster *cluster, const struct ds4_peer *from,
+                        const struct ds4_tokens_out *out, int64_t now_ns);
+void ds4_cluster_fatal(struct ds4_cluster *cluster, const struct ds4_peer *from,
+                       const struct ds4_fatal_report *report, int64_t now_ns);
+void ds4_cluster_bye(struct ds4_cluster *cluster, const struct ds4_peer *from, int64_t now_ns);
+
+/* Deadlines and heartbeats, formations, then ds4_sched_pump; once per turn of the loop. */
+void ds4_cluster_tick(struct ds4_cluster *cluster, int64_t now_ns);
+int64_t ds4_cluster_next_ns(const struct ds4_cluster *cluster, int64_t now_ns);
+
+/* Stop taking requests; running ones go on.  ds4_cluster_stop_workers tells the workers to leave. */
+void ds4_cluster_drain(struct ds4_cluster *cluster);
+void ds4_cluster_stop_workers(struct ds4_cluster *cluster);
+
+struct ds4_stage_view {
+    int32_t stage;
+    bool present;
+    bool up;                  /* heartbeat younger than lost_ms */
+    int64_t heartbeat_age_ms; /* -1 = never heard */
+    struct ds4_hello hello;   /* zero when never heard */
+    struct ds4_health health;
+    uint32_t restarts;
+};
+
+#define DS4_MAX_REASONS 8
+struct ds4_cluster_view {
+    enum ds4_cluster_state state;
+    bool ready; /* READY or DEGRADED, and every rule above holds at this moment */
+    uint32_t generation;
+    int32_t n_stage;
+    struct ds4_stage_view stage[DS4_MAX_STAGES];
+    int64_t last_token_age_ms; /* -1 = none in this generation */
+    int32_t queue;
+    int32_t context_tok;  /* of the generation; 0 = none formed yet */
+    double load_fraction; /* 0..1 over all stages' weights */
+    /* Why not ready, or why degraded; a refusal for `state` uses reason and retry_after_ms. */
+    enum ds4_reason reason;
+    int32_t retry_after_ms;
+    int32_t n_reason;
+    char reasons[DS4_MAX_REASONS][128];
+};
+/* A copy of everything /health and /metrics show, true at now_ns.  No waiting, no allocation. */
+void ds4_cluster_view(const struct ds4_cluster *cluster, int64_t now_ns,
+                      struct ds4_cluster_view *view);
+/* The same truth as view.ready without the copy. */
+bool ds4_cluster_is_ready(const struct ds4_cluster *cluster, int64_t now_ns);
+uint32_t ds4_cluster_generation(const struct ds4_cluster *cluster);
+
+#endif

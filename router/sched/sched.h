@@ -1,0 +1,124 @@
+/* The engine: turns the queue of requests and the workers' messages into steps (steps 4, 5, 12).
+ *
+ *   submit --> queue --admit--> sequences --batch--> step --port--> workers
+ *                  (prefix, budget)            ^                       |
+ *                                              +------ tokens ---------+
+ *
+ * Pure logic: no sockets, no clock of its own, no threads.  Time comes in as now_ns (monotonic).  Work
+ * is done in ds4_sched_pump(), which the event loop calls once per turn, in ds4_sched_tokens() and in
+ * ds4_sched_cancel(); only these call sinks.
+ *
+ * Invariants: at most `inflight` steps are posted and not acknowledged; a sequence has at most one
+ * decode step beyond its newest known token; nothing a posted step refers to is freed before that step
+ * is acknowledged; the ledger sums to n_blocks after every transition. */
+#ifndef DS4_ROUTER_SCHED_SCHED_H
+#define DS4_ROUTER_SCHED_SCHED_H
+
+#include "common/err.h"
+#include "proto/message.h"
+#include "router/request.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct ds4_sched;
+struct ds4_metrics;
+
+/* Settings; a value of 0 takes the default in brackets. */
+struct ds4_sched_config {
+    int32_t max_seqs;            /* running at once [8] */
+    int32_t default_max_new;     /* [16384] */
+    int32_t queue_max;           /* requests waiting [64] */
+    int32_t queue_ms;            /* longest wait [120000] */
+    int32_t chunk_tok;           /* prompt tokens per step [512] */
+    int32_t inflight;            /* steps posted at once [stages, at least 2] */
+    int32_t hot_window_tok;      /* a sequence can be cut back so far in place [120] */
+    int32_t vocab;               /* ids are 0 .. vocab - 1; required */
+    int32_t step_ms;             /* a decode step may take so long [30000] */
+    int32_t prefill_ms;          /* a step with prompt tokens [120000] */
+    int32_t probe_ms;            /* idle so long: run a probe step [10000] */
+    struct ds4_metrics *metrics; /* borrowed; NULL = none */
+};
+
+/* Where steps go.  The step is borrowed for the call. */
+struct ds4_sched_port {
+    void *owner;
+    int (*send_step)(void *owner, const struct ds4_step *step, struct ds4_err *err);
+};
+
+struct ds4_sched *ds4_sched_new(const struct ds4_sched_config *config,
+                                const struct ds4_sched_port *port, struct ds4_err *err);
+/* Requests still held end with DS4_REASON_DRAINING. */
+void ds4_sched_free(struct ds4_sched *sched);
+
+/* What FORM says for the coming generation: max_seqs and max_step_tok from the settings. */
+void ds4_sched_shape(const struct ds4_sched *sched, struct ds4_form *form);
+
+/* A generation is formed: empty caches, full ledger, steps numbered from 0. */
+int ds4_sched_start(struct ds4_sched *sched, const struct ds4_form *form, int64_t now_ns,
+                    struct ds4_err *err) DS4_MUST_CHECK;
+/* The generation is lost: running requests end with *why and `reason`; the queue stays. */
+void ds4_sched_stop(struct ds4_sched *sched, enum ds4_reason reason, const struct ds4_err *why,
+                    int64_t now_ns);
+bool ds4_sched_is_started(const struct ds4_sched *sched);
+
+/* Fails everything that waits (the cluster will not come back soon, or a shutdown). */
+void ds4_sched_fail_queue(struct ds4_sched *sched, enum ds4_reason reason,
+                          const struct ds4_err *why, int64_t now_ns);
+/* Refuse new requests with DS4_REASON_DRAINING; running and queued ones go on. */
+void ds4_sched_drain(struct ds4_sched *sched);
+
+/* Checks and queues.  On 0 the scheduler holds the request until `done`.  -1: refused, *reason (may be
+ * NULL) says why and *retry_after_ms (may be NULL) when to come again:
+ *   DS4_E_TOO_LONG      CONTEXT       prompt + 1 > context: "prompt has N tokens, context is M tokens"
+ *   DS4_E_INVALID       KV_CAPACITY   more cache than there is in all, names need and total
+ *   DS4_E_INVALID       INVALID       empty prompt, an id outside the vocabulary
+ *   DS4_E_BUSY          QUEUE_FULL
+ *   DS4_E_UNAVAILABLE   DRAINING
+ * Whether the cluster is ready is the caller's question (ds4_cluster_view); a request given while it
+ * forms simply waits. */
+int ds4_sched_submit(struct ds4_sched *sched, struct ds4_request *req, int64_t now_ns,
+                     enum ds4_reason *reason, int32_t *retry_after_ms,
+                     struct ds4_err *err) DS4_MUST_CHECK;
+
+/* `done` is called with DS4_END_CANCELLED before this returns, or, when called from inside one of
+ * the request's own callbacks, as soon as that callback has returned. */
+void ds4_sched_cancel(struct ds4_sched *sched, struct ds4_request *req, enum ds4_cancel why,
+                      int64_t now_ns);
+/* A slow reader: a paused sequence keeps its lease but gets no further decode steps. */
+void ds4_sched_pause(struct ds4_sched *sched, struct ds4_request *req, bool paused);
+
+/* Deadlines, admission, posting; call once per turn of the event loop. */
+void ds4_sched_pump(struct ds4_sched *sched, int64_t now_ns);
+/* When the next deadline falls (for the loop's timer); INT64_MAX = none. */
+int64_t ds4_sched_next_ns(const struct ds4_sched *sched);
+
+/* TOKENS of the current generation.  -1 with DS4_E_PROTOCOL if it contradicts what was posted (wrong
+ * step, entry, epoch, position): the caller ends the generation. */
+int ds4_sched_tokens(struct ds4_sched *sched, const struct ds4_tokens_out *out, int64_t now_ns,
+                     struct ds4_err *err) DS4_MUST_CHECK;
+
+/* The oldest posted step is older than its limit: DS4_E_TIMEOUT naming step and age. */
+int ds4_sched_check_step(const struct ds4_sched *sched, int64_t now_ns,
+                         struct ds4_err *err) DS4_MUST_CHECK;
+
+struct ds4_sched_stats {
+    int32_t queued;
+    int32_t prefilling;
+    int32_t decoding;
+    int32_t draining; /* ended, waiting for their posted steps */
+    int32_t idle;     /* finished sequences kept for their prefix */
+    int32_t inflight;
+    int64_t steps_posted;
+    int64_t steps_done;
+    int64_t
+        last_token_ns; /* newest acknowledged step (real or probe); 0 = none in this generation */
+    int64_t oldest_queued_ns; /* 0 = none */
+    int32_t blocks_free, blocks_promised, blocks_live, blocks_cached, blocks_total;
+    uint64_t generated_tok;
+    uint64_t prompt_tok;
+    uint64_t cached_tok;
+};
+void ds4_sched_stats(const struct ds4_sched *sched, struct ds4_sched_stats *stats);
+
+#endif
