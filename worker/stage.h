@@ -18,6 +18,7 @@
 #ifndef DS4_WORKER_STAGE_H
 #define DS4_WORKER_STAGE_H
 
+#include "common/choices.h"
 #include "common/err.h"
 #include "kernels/backend.h"
 #include "proto/message.h"
@@ -30,15 +31,6 @@
 struct ds4_stage;
 struct ds4_plan;
 
-/* The cache rounding of the checkpoint (FP8 rows, FP4 indexer rows, stored packed).  AUTO: on but for
- * models that were not trained with it (toy shapes: see ds4_stage_new). */
-enum ds4_quant_sim { DS4_QUANT_SIM_AUTO, DS4_QUANT_SIM_ON, DS4_QUANT_SIM_OFF };
-
-/* Type of the residual streams.  AUTO: f32 on cpu, bf16 on cuda. */
-enum ds4_stream { DS4_STREAM_AUTO, DS4_STREAM_F32, DS4_STREAM_BF16 };
-
-enum ds4_load { DS4_LOAD_MMAP, DS4_LOAD_PREAD };
-
 struct ds4_stage_config {
     const char *model_path; /* GGUF, first part of a split file */
     enum ds4_load load;     /* MMAP uses weights in place where the backend can */
@@ -48,9 +40,11 @@ struct ds4_stage_config {
     const int32_t *partition; /* layers per stage, first stage first */
     const char *backend;      /* "cpu" | "cuda" */
     struct ds4_device_config device;
-    enum ds4_quant_sim quant_sim;
-    enum ds4_stream stream;
-    int32_t context_tok;    /* 0: the file's, or what fits */
+    /* The cache rounding of the checkpoint: FP8 rows, FP4 indexer rows, stored packed.  AUTO: on but
+     * for models that were not trained with it (toy shapes). */
+    enum ds4_auto_switch quant_sim;
+    enum ds4_stream_dtype stream; /* residual streams; AUTO: f32 on cpu, bf16 on cuda */
+    int32_t context_tok;          /* 0: the file's, or what fits */
     int32_t max_seqs;       /* entries per step, <= DS4_MAX_STEP_ENTRIES; slots = max_seqs + 2 */
     int32_t max_step_tok;   /* rows per step, <= DS4_MAX_STEP_TOK */
     int32_t n_blocks;       /* cache blocks; 0: as many as fit, at most what all slots can use */
