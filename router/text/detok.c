@@ -1,0 +1,73 @@
+/* Detokenizer.  Step 13 of the request path.
+ *
+ * The state is the unfinished character, at most three bytes, so a sequence can be copied, truncated
+ * and resumed.  Invariant: `held` is a prefix of a valid character, and all text before it is out. */
+#include "router/text/detok.h"
+
+#include "common/utf8.h"
+
+#include <string.h>
+
+void ds4_detok_init(struct ds4_detok *detok, const struct ds4_vocab *vocab, bool skip_hidden)
+{
+    *detok = (struct ds4_detok){.vocab = vocab, .skip_hidden = skip_hidden};
+}
+
+/* Completes the held character byte by byte.  Returns how many bytes of `piece` it used. */
+static size_t resolve_held(struct ds4_detok *detok, struct ds4_str piece, struct ds4_buf *out)
+{
+    char joined[DS4_UTF8_MAX_BYTES + DS4_DETOK_HELD_BYTES];
+    size_t held = detok->n_held;
+    size_t used = 0;
+
+    memcpy(joined, detok->held, held);
+    while (used < piece.len) {
+        struct ds4_utf8_char c;
+
+        joined[held + used] = piece.ptr[used];
+        used++;
+        c = ds4_utf8_decode((struct ds4_str){joined, held + used});
+        if (c.kind == DS4_UTF8_CUT)
+            continue;
+        detok->n_held = 0;
+        if (c.kind == DS4_UTF8_CHAR) {
+            ds4_buf_append(out, joined, held + used);
+            return used;
+        }
+        /* The new byte does not continue the character: it starts something of its own. */
+        ds4_utf8_append_replaced(out, (struct ds4_str){joined, c.n_bytes});
+        return used - 1;
+    }
+    memcpy(detok->held, joined, held + used);
+    detok->n_held = (uint8_t)(held + used);
+    return used;
+}
+
+int ds4_detok_push(struct ds4_detok *detok, int32_t id, struct ds4_buf *out, struct ds4_err *err)
+{
+    struct ds4_str piece = ds4_vocab_piece(detok->vocab, id);
+    size_t cut;
+
+    if (!ds4_vocab_has(detok->vocab, id))
+        return ds4_fail(err, DS4_E_CORRUPT, "token id %d is outside the vocabulary of %d", id,
+                        detok->vocab->n_token);
+    if (detok->skip_hidden && ds4_vocab_is_hidden(detok->vocab, id))
+        return 0;
+    if (detok->n_held > 0)
+        piece = ds4_str_skip(piece, resolve_held(detok, piece, out));
+    cut = ds4_utf8_cut_tail(piece);
+    if (cut > 0) {
+        memcpy(detok->held, piece.ptr + piece.len - cut, cut);
+        detok->n_held = (uint8_t)cut;
+        piece.len -= cut;
+    }
+    ds4_utf8_append_replaced(out, piece);
+    return ds4_buf_check(out, "detokenised text", err);
+}
+
+int ds4_detok_finish(struct ds4_detok *detok, struct ds4_buf *out, struct ds4_err *err)
+{
+    ds4_utf8_append_replaced(out, (struct ds4_str){detok->held, detok->n_held});
+    detok->n_held = 0;
+    return ds4_buf_check(out, "detokenised text", err);
+}
