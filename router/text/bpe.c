@@ -28,7 +28,8 @@ struct cache_line {
     uint8_t n_id;
     int32_t id[CACHE_MAX_IDS];
 };
-_Static_assert(sizeof(struct cache_line) == 64, "a cache line of the piece cache is one of the CPU");
+_Static_assert(sizeof(struct cache_line) == 64,
+               "a cache line of the piece cache is one of the CPU");
 
 /* A symbol of a long piece; dead ones keep their place in the array. */
 struct symbol {
@@ -49,8 +50,8 @@ struct ds4_bpe *ds4_bpe_new(const struct ds4_vocab *vocab, struct ds4_err *err)
     struct ds4_bpe *bpe = calloc(1, sizeof(*bpe));
 
     if (bpe != NULL)
-        bpe->cache = aligned_alloc(sizeof(struct cache_line),
-                                   CACHE_LINES * sizeof(struct cache_line));
+        bpe->cache =
+            aligned_alloc(sizeof(struct cache_line), CACHE_LINES * sizeof(struct cache_line));
     if (bpe == NULL || bpe->cache == NULL) {
         ds4_bpe_free(bpe);
         ds4_fail(err, DS4_E_NOMEM, "no memory for an encoder");
@@ -157,8 +158,8 @@ static int rerank(struct ds4_bpe *bpe, int32_t pos)
 {
     struct symbol *s = &bpe->symbols.ptr[pos];
 
-    s->rank = s->next < 0 ? DS4_NO_RANK
-                          : ds4_vocab_rank(bpe->vocab, s->id, bpe->symbols.ptr[s->next].id);
+    s->rank =
+        s->next < 0 ? DS4_NO_RANK : ds4_vocab_rank(bpe->vocab, s->id, bpe->symbols.ptr[s->next].id);
     return heap_push(bpe, s->rank, pos);
 }
 
@@ -324,9 +325,8 @@ int ds4_bpe_encode(struct ds4_bpe *bpe, struct ds4_str text, enum ds4_bpe_specia
     while (pos < text.len) {
         size_t n_bytes = 0;
         int32_t id = -1;
-        size_t hit = specials == DS4_BPE_SPECIAL
-                         ? find_added(bpe->vocab, text, pos, &id, &n_bytes)
-                         : text.len;
+        size_t hit = specials == DS4_BPE_SPECIAL ? find_added(bpe->vocab, text, pos, &id, &n_bytes)
+                                                 : text.len;
 
         if (encode_plain(bpe, (struct ds4_str){text.ptr + pos, hit - pos}, ids) != 0 ||
             (n_bytes > 0 && DS4_VEC_PUSH(ids, id) != 0))

@@ -46,13 +46,20 @@ static size_t resolve_held(struct ds4_detok *detok, struct ds4_str piece, struct
 int ds4_detok_push(struct ds4_detok *detok, int32_t id, struct ds4_buf *out, struct ds4_err *err)
 {
     struct ds4_str piece = ds4_vocab_piece(detok->vocab, id);
+    unsigned traits;
     size_t cut;
 
     if (!ds4_vocab_has(detok->vocab, id))
         return ds4_fail(err, DS4_E_CORRUPT, "token id %d is outside the vocabulary of %d", id,
                         detok->vocab->n_token);
-    if (detok->skip_hidden && ds4_vocab_is_hidden(detok->vocab, id))
+    traits = detok->vocab->traits[id];
+    if (detok->skip_hidden && (traits & DS4_TOKEN_HIDDEN))
         return 0;
+    if (detok->n_held == 0 && (traits & DS4_TOKEN_WHOLE)) { /* almost every token */
+        if (ds4_buf_append_str(out, piece) != 0)
+            return ds4_buf_check(out, "detokenised text", err);
+        return 0;
+    }
     if (detok->n_held > 0)
         piece = ds4_str_skip(piece, resolve_held(detok, piece, out));
     cut = ds4_utf8_cut_tail(piece);

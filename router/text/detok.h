@@ -25,11 +25,11 @@ void ds4_detok_init(struct ds4_detok *detok, const struct ds4_vocab *vocab, bool
 
 /* Appends the text that token `id` completes.  -1 with DS4_E_CORRUPT for an id outside the vocabulary
  * (nothing is appended), or when out is full. */
-int ds4_detok_push(struct ds4_detok *detok, int32_t id, struct ds4_buf *out, struct ds4_err *err)
-    DS4_MUST_CHECK;
+int ds4_detok_push(struct ds4_detok *detok, int32_t id, struct ds4_buf *out,
+                   struct ds4_err *err) DS4_MUST_CHECK;
 
 /* End of the sequence: an incomplete tail becomes one U+FFFD.  The state is then as after init. */
-int ds4_detok_finish(struct ds4_detok *detok, struct ds4_buf *out, struct ds4_err *err)
-    DS4_MUST_CHECK;
+int ds4_detok_finish(struct ds4_detok *detok, struct ds4_buf *out,
+                     struct ds4_err *err) DS4_MUST_CHECK;
 
 #endif

@@ -8,6 +8,8 @@
  * Everything here comes from a file, so every index is checked and named in the error. */
 #include "router/text/vocab.h"
 
+#include "common/utf8.h"
+
 #include <stdlib.h>
 
 #define MAX_TOKEN       (1 << 24)
@@ -67,14 +69,6 @@ static ptrdiff_t decode_alphabet(struct ds4_str text, const uint8_t shifted[N_SH
         out[n++] = (char)c;
     }
     return (ptrdiff_t)n;
-}
-
-struct ds4_str ds4_vocab_piece(const struct ds4_vocab *vocab, int32_t id)
-{
-    if (!ds4_vocab_has(vocab, id))
-        return (struct ds4_str){"", 0};
-    return (struct ds4_str){vocab->bytes + vocab->offset[id],
-                            vocab->offset[id + 1] - vocab->offset[id]};
 }
 
 static uint32_t hash_bytes(struct ds4_str s)
@@ -252,8 +246,8 @@ static int store_merges(struct ds4_vocab *vocab, const struct text_table *table,
         rc = store_merge(vocab, table, (size_t)r, &pairs[r], shifted, scratch, err);
     free(scratch);
     for (int i = 0; i < N_BYTE_PAIR && rc == 0; i++)
-        vocab->byte_pair_rank[i] = ds4_vocab_rank(vocab, vocab->byte_id[i / N_BYTE],
-                                                  vocab->byte_id[i % N_BYTE]);
+        vocab->byte_pair_rank[i] =
+            ds4_vocab_rank(vocab, vocab->byte_id[i / N_BYTE], vocab->byte_id[i % N_BYTE]);
     return rc;
 }
 
@@ -291,6 +285,27 @@ static void index_added(struct ds4_vocab *vocab)
         vocab->special[s] = ds4_vocab_find_added(vocab, special_texts[s]);
 }
 
+/* Placeholders are told by their text: the `special` flags of public files disagree. */
+static bool is_placeholder(struct ds4_str text)
+{
+    return ds4_str_find(text, DS4_STR("place▁holder"), 0) != DS4_STR_NONE ||
+           ds4_str_find(text, DS4_STR("place_holder"), 0) != DS4_STR_NONE ||
+           ds4_str_find(text, DS4_STR("reserved▁"), 0) != DS4_STR_NONE;
+}
+
+static void set_traits(struct ds4_vocab *vocab)
+{
+    for (int32_t id = 0; id < vocab->n_token; id++) {
+        struct ds4_str piece = ds4_vocab_piece(vocab, id);
+
+        vocab->traits[id] = ds4_utf8_valid(piece) ? DS4_TOKEN_WHOLE : 0;
+        if (vocab->kind[id] == DS4_TOKEN_ADDED &&
+            (id == vocab->special[DS4_SPECIAL_BOS] || id == vocab->special[DS4_SPECIAL_EOS] ||
+             id == vocab->special[DS4_SPECIAL_PAD] || is_placeholder(piece)))
+            vocab->traits[id] |= DS4_TOKEN_HIDDEN;
+    }
+}
+
 struct ds4_vocab *ds4_vocab_new(const struct ds4_vocab_entry *entries, size_t n_entry,
                                 const struct ds4_vocab_pair *pairs, size_t n_pair,
                                 struct ds4_err *err)
@@ -312,12 +327,14 @@ struct ds4_vocab *ds4_vocab_new(const struct ds4_vocab_entry *entries, size_t n_
     table.mask = slots_for(n_entry) - 1;
     vocab->offset = calloc(n_entry + 1, sizeof(*vocab->offset));
     vocab->kind = calloc(n_entry, sizeof(*vocab->kind));
+    vocab->traits = calloc(n_entry, sizeof(*vocab->traits));
     vocab->merges = calloc(n_pair + 1, sizeof(*vocab->merges));
     vocab->slots = calloc((size_t)vocab->slot_mask + 1, sizeof(*vocab->slots));
     vocab->byte_pair_rank = calloc(N_BYTE_PAIR, sizeof(*vocab->byte_pair_rank));
     table.id_1 = calloc((size_t)table.mask + 1, sizeof(*table.id_1));
-    if (vocab->offset == NULL || vocab->kind == NULL || vocab->merges == NULL ||
-        vocab->slots == NULL || vocab->byte_pair_rank == NULL || table.id_1 == NULL)
+    if (vocab->offset == NULL || vocab->kind == NULL || vocab->traits == NULL ||
+        vocab->merges == NULL || vocab->slots == NULL || vocab->byte_pair_rank == NULL ||
+        table.id_1 == NULL)
         goto no_memory;
     if (store_tokens(vocab, entries, err) || index_tokens(vocab, &table, err) ||
         store_merges(vocab, &table, pairs, err))
@@ -326,6 +343,7 @@ struct ds4_vocab *ds4_vocab_new(const struct ds4_vocab_entry *entries, size_t n_
     if (vocab->added == NULL)
         goto no_memory;
     index_added(vocab);
+    set_traits(vocab);
     free(table.id_1);
     return vocab;
 
@@ -344,6 +362,7 @@ void ds4_vocab_free(struct ds4_vocab *vocab)
     free(vocab->bytes);
     free(vocab->offset);
     free(vocab->kind);
+    free(vocab->traits);
     free(vocab->merges);
     free(vocab->slots);
     free(vocab->byte_pair_rank);
@@ -391,20 +410,6 @@ int32_t ds4_vocab_find_added(const struct ds4_vocab *vocab, struct ds4_str text)
     int32_t id = -1;
 
     return ds4_vocab_match_added(vocab, text.ptr, text.len, &id) == text.len ? id : -1;
-}
-
-bool ds4_vocab_is_hidden(const struct ds4_vocab *vocab, int32_t id)
-{
-    struct ds4_str text = ds4_vocab_piece(vocab, id);
-
-    if (!ds4_vocab_has(vocab, id) || vocab->kind[id] != DS4_TOKEN_ADDED)
-        return false;
-    if (id == vocab->special[DS4_SPECIAL_BOS] || id == vocab->special[DS4_SPECIAL_EOS] ||
-        id == vocab->special[DS4_SPECIAL_PAD])
-        return true;
-    return ds4_str_find(text, DS4_STR("place▁holder"), 0) != DS4_STR_NONE ||
-           ds4_str_find(text, DS4_STR("place_holder"), 0) != DS4_STR_NONE ||
-           ds4_str_find(text, DS4_STR("reserved▁"), 0) != DS4_STR_NONE;
 }
 
 int32_t ds4_vocab_special(const struct ds4_vocab *vocab, enum ds4_special which)

@@ -73,19 +73,22 @@ struct ds4_vocab {
     char *bytes;                  /* all tokens, back to back */
     uint32_t *offset;             /* [n_token + 1] into bytes */
     uint8_t *kind;                /* [n_token] enum ds4_token_kind */
+    uint8_t *traits;              /* [n_token] DS4_TOKEN_WHOLE | DS4_TOKEN_HIDDEN */
     int32_t byte_id[256];         /* the token of each single byte */
     uint32_t *byte_pair_rank;     /* [65536] rank of two adjacent bytes, DS4_NO_RANK if none */
     struct ds4_merge *merges;     /* [n_merge] in rank order */
     struct ds4_merge_slot *slots; /* open addressing over (left, right) */
     uint32_t slot_mask;
-    int32_t *added;               /* [n_added] ids sorted by bytes */
+    int32_t *added; /* [n_added] ids sorted by bytes */
     int32_t n_added;
     uint8_t added_first2[65536 / 8]; /* bit b0 << 8 | b1: some added token starts so */
     bool added_first[256];
     int32_t special[DS4_N_SPECIAL]; /* -1 when the vocabulary lacks it */
 };
 
-#define DS4_NO_RANK UINT32_MAX
+#define DS4_NO_RANK      UINT32_MAX
+#define DS4_TOKEN_WHOLE  1 /* the bytes are valid UTF-8 on their own */
+#define DS4_TOKEN_HIDDEN 2 /* see ds4_vocab_is_hidden */
 
 /* Builds a vocabulary; borrows entries and pairs for the call only.  Errors (DS4_E_CORRUPT) name the
  * index: text outside the byte alphabet, a repeated token, a byte without token, a merge of unknown
@@ -95,17 +98,26 @@ struct ds4_vocab *ds4_vocab_new(const struct ds4_vocab_entry *entries, size_t n_
                                 struct ds4_err *err);
 void ds4_vocab_free(struct ds4_vocab *vocab);
 
-/* The bytes of a token (an added token: its text); empty for an id without text or out of range. */
-struct ds4_str ds4_vocab_piece(const struct ds4_vocab *vocab, int32_t id);
-
 /* True for an id inside the table; everything else must be refused before it is used as an index. */
 static inline bool ds4_vocab_has(const struct ds4_vocab *vocab, int32_t id)
 {
     return id >= 0 && id < vocab->n_token;
 }
 
+/* The bytes of a token (an added token: its text); empty for an id without text or out of range. */
+static inline struct ds4_str ds4_vocab_piece(const struct ds4_vocab *vocab, int32_t id)
+{
+    if (!ds4_vocab_has(vocab, id))
+        return (struct ds4_str){"", 0};
+    return (struct ds4_str){vocab->bytes + vocab->offset[id],
+                            vocab->offset[id + 1] - vocab->offset[id]};
+}
+
 /* BOS, EOS, padding and placeholders: tokens without meaning to a reader of the output. */
-bool ds4_vocab_is_hidden(const struct ds4_vocab *vocab, int32_t id);
+static inline bool ds4_vocab_is_hidden(const struct ds4_vocab *vocab, int32_t id)
+{
+    return ds4_vocab_has(vocab, id) && (vocab->traits[id] & DS4_TOKEN_HIDDEN);
+}
 
 /* The added token with exactly this text, or -1. */
 int32_t ds4_vocab_find_added(const struct ds4_vocab *vocab, struct ds4_str text);
@@ -116,8 +128,8 @@ struct ds4_str ds4_special_text(enum ds4_special which);
 
 /* Fails (DS4_E_CORRUPT, naming the text) unless the tokens a chat needs are there: BOS, EOS, user,
  * assistant, both think tags; `system` for releases that have a system token. */
-int ds4_vocab_require_chat(const struct ds4_vocab *vocab, bool system, struct ds4_err *err)
-    DS4_MUST_CHECK;
+int ds4_vocab_require_chat(const struct ds4_vocab *vocab, bool system,
+                           struct ds4_err *err) DS4_MUST_CHECK;
 
 /* Length and id of the longest added token at the start of [p, p + n); 0 if none. */
 size_t ds4_vocab_match_added(const struct ds4_vocab *vocab, const char *p, size_t n, int32_t *id);

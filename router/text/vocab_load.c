@@ -7,26 +7,16 @@
 
 #include "common/buf.h"
 #include "common/json.h"
-#include "common/weights_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #define MAX_FILE_BYTES ((size_t)256 << 20)
 #define READ_BYTES     ((size_t)1 << 20)
 #define MAX_ID         ((1 << 24) - 1)
-#define GGUF_MAGIC     "GGUF"
-#define MAGIC_BYTES    4
-
-/* token_type of GGUF */
-enum {
-    GGUF_NORMAL = 1,
-    GGUF_CONTROL = 3,
-    GGUF_USER_DEFINED = 4,
-    GGUF_BYTE = 6,
-};
 
 struct lists {
     DS4_VEC(struct ds4_vocab_entry) entries;
@@ -104,22 +94,6 @@ static int put_merge(struct lists *lists, size_t rank, struct ds4_str text, stru
     if (DS4_VEC_PUSH(&lists->pairs, pair) != 0)
         return ds4_fail(err, DS4_E_NOMEM, "no memory for merge %zu", rank);
     return 0;
-}
-
-/* ---- GGUF ------------------------------------------------------------------------------------- */
-
-static enum ds4_token_kind gguf_kind(int64_t type)
-{
-    switch (type) {
-    case GGUF_NORMAL:
-    case GGUF_BYTE:
-        return DS4_TOKEN_NORMAL;
-    case GGUF_CONTROL:
-    case GGUF_USER_DEFINED:
-        return DS4_TOKEN_ADDED;
-    default:
-        return DS4_TOKEN_ABSENT;
-    }
 }
 
 /* ---- tokenizer.json --------------------------------------------------------------------------- */
@@ -277,8 +251,8 @@ static struct ds4_vocab *load_json(const char *path, const struct ds4_vocab_over
         if (overlay_doc == NULL || put_overlay(&lists, overlay_doc, overlay->v41, &scratch, err))
             goto out;
     }
-    vocab = ds4_vocab_new(lists.entries.ptr, lists.entries.len, lists.pairs.ptr, lists.pairs.len,
-                          err);
+    vocab =
+        ds4_vocab_new(lists.entries.ptr, lists.entries.len, lists.pairs.ptr, lists.pairs.len, err);
 out:
     lists_deinit(&lists);
     ds4_buf_deinit(&scratch);
@@ -287,4 +261,10 @@ out:
     if (vocab == NULL)
         ds4_err_wrap(err, "%s", path);
     return vocab;
+}
+
+struct ds4_vocab *ds4_vocab_load(const char *path, const struct ds4_vocab_overlay *overlay,
+                                 struct ds4_err *err)
+{
+    return load_json(path, overlay, err);
 }

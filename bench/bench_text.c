@@ -1,0 +1,141 @@
+/* Speed of the tokenizer: encode and decode, one core.
+ *
+ *   bench_text VOCAB FILE...      VOCAB is a tokenizer.json or GGUF, files are read as UTF-8
+ *
+ * Each file is encoded whole, cold (fresh encoder, empty piece cache) and as plain text; one round
+ * over all files is one sample.  Prints MiB/s as median and spread over the rounds.  What bounds it:
+ * about one memory access per word (piece cache), the classes of each character, and the merging of
+ * words not seen before. */
+#include "common/buf.h"
+#include "common/clock.h"
+#include "router/text/bpe.h"
+#include "router/text/detok.h"
+#include "router/text/vocab_load.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define N_ROUND        11
+#define MAX_TEXT_BYTES ((size_t)512 << 20)
+#define MIB            (1024.0 * 1024.0)
+#define NS_PER_S       1e9
+
+static int compare_double(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static void report(const char *what, double *mib_s)
+{
+    qsort(mib_s, N_ROUND, sizeof(*mib_s), compare_double);
+    printf("%-8s %8.1f MiB/s median, %.1f..%.1f over %d rounds\n", what, mib_s[N_ROUND / 2],
+           mib_s[0], mib_s[N_ROUND - 1], N_ROUND);
+}
+
+static void print_machine(void)
+{
+    char line[256];
+    FILE *file = fopen("/proc/cpuinfo", "r");
+
+    while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
+        if (strncmp(line, "model name", strlen("model name")) == 0) {
+            printf("%s", line);
+            break;
+        }
+    }
+    if (file != NULL)
+        fclose(file);
+}
+
+static int read_whole(const char *path, struct ds4_buf *buf)
+{
+    FILE *file = fopen(path, "rb");
+    char block[65536];
+    size_t n;
+
+    ds4_buf_init(buf, MAX_TEXT_BYTES);
+    if (file == NULL)
+        return -1;
+    while ((n = fread(block, 1, sizeof(block), file)) > 0)
+        ds4_buf_append(buf, block, n);
+    fclose(file);
+    return buf->failed ? -1 : 0;
+}
+
+/* One round over all texts; returns ids of the last text in *ids, ns spent on encoding and decoding. */
+static void run_round(const struct ds4_vocab *vocab, const struct ds4_buf *texts, int n_text,
+                      size_t *n_id, double ns[2])
+{
+    ns[0] = ns[1] = 0;
+    *n_id = 0;
+    for (int t = 0; t < n_text; t++) {
+        struct ds4_bpe *bpe = ds4_bpe_new(vocab, NULL);
+        struct ds4_ids ids = {0};
+        struct ds4_detok detok;
+        struct ds4_buf out;
+        int64_t start = ds4_clock_ns();
+
+        if (bpe == NULL ||
+            ds4_bpe_encode(bpe, ds4_buf_view(&texts[t]), DS4_BPE_PLAIN, &ids, NULL) != 0)
+            abort();
+        ns[0] += (double)(ds4_clock_ns() - start);
+        ds4_buf_init(&out, MAX_TEXT_BYTES);
+        ds4_detok_init(&detok, vocab, true);
+        start = ds4_clock_ns();
+        for (size_t i = 0; i < ids.len; i++)
+            if (ds4_detok_push(&detok, ids.ptr[i], &out, NULL) != 0)
+                abort();
+        ns[1] += (double)(ds4_clock_ns() - start);
+        *n_id += ids.len;
+        ds4_buf_deinit(&out);
+        DS4_VEC_DEINIT(&ids);
+        ds4_bpe_free(bpe);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    struct ds4_err err = {0};
+    double encode[N_ROUND], decode[N_ROUND];
+    struct ds4_vocab *vocab;
+    struct ds4_buf *texts;
+    size_t n_bytes = 0, n_id = 0;
+    int n_text = argc - 2;
+
+    if (n_text < 1) {
+        fprintf(stderr, "usage: bench_text VOCAB FILE...\n");
+        return 2;
+    }
+    vocab = ds4_vocab_load(argv[1], NULL, &err);
+    texts = calloc((size_t)n_text, sizeof(*texts));
+    if (vocab == NULL || texts == NULL) {
+        fprintf(stderr, "%s\n", err.msg);
+        return 1;
+    }
+    for (int t = 0; t < n_text; t++) {
+        if (read_whole(argv[t + 2], &texts[t]) != 0) {
+            fprintf(stderr, "could not read %s\n", argv[t + 2]);
+            return 1;
+        }
+        n_bytes += texts[t].len;
+    }
+    print_machine();
+    for (int r = 0; r < N_ROUND; r++) {
+        double ns[2];
+
+        run_round(vocab, texts, n_text, &n_id, ns);
+        encode[r] = (double)n_bytes / MIB / (ns[0] / NS_PER_S);
+        decode[r] = (double)n_bytes / MIB / (ns[1] / NS_PER_S);
+    }
+    printf("%zu bytes, %zu tokens, %.2f bytes per token\n", n_bytes, n_id,
+           (double)n_bytes / (double)n_id);
+    report("encode", encode);
+    report("decode", decode);
+    for (int t = 0; t < n_text; t++)
+        ds4_buf_deinit(&texts[t]);
+    free(texts);
+    ds4_vocab_free(vocab);
+    return 0;
+}
