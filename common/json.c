@@ -16,6 +16,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define DS4_JSON_MAX_DOUBLE_TEXT "1.7976931348623157e308"
 #define DS4_JSON_ESCAPE_BYTES    6  /* \uXXXX */
@@ -180,8 +181,16 @@ struct ds4_json *ds4_json_parse(struct ds4_str text, struct ds4_err *err)
     struct scan scan = {0};
     struct ds4_buf terminated;
     struct ds4_str source;
+    const char *nul = text.len == 0 ? NULL : memchr(text.ptr, '\0', text.len);
     json_error_t error;
     json_t *doc = NULL;
+
+    /* jansson 2.14 skips NUL bytes between tokens. */
+    if (nul != NULL) {
+        (void)ds4_fail(err, DS4_E_INVALID, "invalid JSON: NUL at byte %zu",
+                       (size_t)(nul - text.ptr));
+        return NULL;
+    }
 
     /* A number may be the last thing in the text, and strtod wants an end. */
     ds4_buf_init(&terminated, text.len);
