@@ -20,6 +20,10 @@
 #define DS4_MAX_LOGIT_BIAS   1024
 #define DS4_MAX_TOP_LOGPROBS 20
 #define DS4_MAX_DRAFT        8
+#define DS4_MAX_SLOTS        4096
+#define DS4_MAX_ALLOWED_IDS  4096
+#define DS4_MAX_SEQ_BLOCKS   8192      /* block ids of one entry: 2 Mi positions */
+#define DS4_MAX_POS          (1 << 24) /* positions, context and prompt lengths */
 #define DS4_ID_BYTES         16
 
 /* How the last stage picks a token.  Values were range-checked by the router. */
@@ -70,7 +74,9 @@ struct ds4_step_entry {
     int32_t n_tok;
     bool sample;       /* the last row's logits are sampled */
     int64_t from_step; /* >= 0: the one token is what that earlier step sampled for this sequence */
-    int32_t first_tok; /* index into ds4_step.token (0 is stored there when from_step >= 0) */
+    /* Index into ds4_step.token (0 is stored there when from_step >= 0).  Entries follow each other
+     * without gaps: first_tok is the sum of n_tok before, and all together are the step's n_tok. */
+    int32_t first_tok;
     /* The lease: rows may be written for positions < cap_tok.  The block table takes n_block ids
      * from index first_block on (earlier ones stay). */
     int32_t cap_tok;
@@ -185,6 +191,11 @@ struct ds4_health {
     uint64_t weights_bytes;
     uint64_t kv_bytes;
     char message[128];
+};
+
+/* A reason in words: payload of FORM_FAILED and REFUSED. */
+struct ds4_note {
+    char text[256];
 };
 
 /* Worker -> router, best effort before it leaves. */

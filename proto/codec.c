@@ -1,0 +1,705 @@
+/* Structs <-> protobuf (steps 6, 7 and 12); the only reader of generated code.
+ *
+ * Unpacking runs on an allocator over the caller's arena: the whole message tree is dropped by one
+ * reset, hostile bytes cannot take more memory than the arena's maximum, and int32 arrays of the
+ * decoded struct point straight into the unpacked tree.  Conversion checks only what it needs to be
+ * memory-safe (counts against fixed arrays, missing parts); every range is proto/check.c's.
+ *
+ * Freeing is a no-op on purpose: after a failed unpack protobuf-c walks the partial tree. */
+#include "proto/codec.h"
+
+#include "proto/check.h"
+#include "proto/frame.h"
+
+#include "proto/ds4.pb-c.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* ---- memory ---- */
+
+struct unpack_memory {
+    struct ds4_arena *arena;
+    bool full; /* protobuf-c returns the same NULL for bad bytes and for no memory */
+};
+
+static void *unpack_alloc(void *data, size_t n)
+{
+    struct unpack_memory *memory = data;
+    void *taken = ds4_arena_take(memory->arena, n);
+
+    if (taken == NULL)
+        memory->full = true;
+    return taken;
+}
+
+static void unpack_free(void *data, void *taken)
+{
+    (void)data;
+    (void)taken;
+}
+
+/* The unpacked tree in `arena`, or NULL. */
+static void *unpack(const ProtobufCMessageDescriptor *type, const char *what,
+                    struct ds4_str payload, struct ds4_arena *arena, struct ds4_err *err)
+{
+    struct unpack_memory memory = {arena, false};
+    ProtobufCAllocator allocator = {unpack_alloc, unpack_free, &memory};
+    ProtobufCMessage *message;
+
+    if (payload.len > DS4_MAX_FRAME_BYTES) {
+        ds4_fail(err, DS4_E_PROTOCOL, "%s of %zu bytes, at most %zu", what, payload.len,
+                 DS4_MAX_FRAME_BYTES);
+        return NULL;
+    }
+    message =
+        protobuf_c_message_unpack(type, &allocator, payload.len, (const uint8_t *)payload.ptr);
+    if (memory.full)
+        ds4_fail(err, DS4_E_NOMEM, "%s of %zu bytes unpacks to more than %zu", what, payload.len,
+                 arena->max_bytes);
+    else if (message == NULL)
+        ds4_fail(err, DS4_E_PROTOCOL, "malformed %s of %zu bytes", what, payload.len);
+    return message;
+}
+
+static int pack(const ProtobufCMessage *message, const char *what, struct ds4_buf *out,
+                struct ds4_err *err)
+{
+    size_t n = protobuf_c_message_get_packed_size(message);
+    char *at;
+
+    if (n > DS4_MAX_FRAME_BYTES)
+        return ds4_fail(err, DS4_E_TOO_LONG, "%s of %zu bytes, at most %zu", what, n,
+                        DS4_MAX_FRAME_BYTES);
+    at = ds4_buf_reserve(out, n);
+    if (at == NULL)
+        return ds4_fail(err, DS4_E_NOMEM, "no room for a %s of %zu bytes", what, n);
+    protobuf_c_message_pack(message, (uint8_t *)at);
+    ds4_buf_commit(out, n);
+    return 0;
+}
+
+static int no_memory(const char *what, struct ds4_err *err)
+{
+    return ds4_fail(err, DS4_E_NOMEM, "no memory to convert a %s", what);
+}
+
+/* ---- fixed-size parts ---- */
+
+/* Borrows text after replacing, in place, what the wire does not carry. */
+static ProtobufCBinaryData put_text(char *text, size_t cap)
+{
+    size_t len = strnlen(text, cap);
+
+    for (size_t i = 0; i < len; i++)
+        if (text[i] < ' ' || text[i] > '~')
+            text[i] = '?';
+    return (ProtobufCBinaryData){len, (uint8_t *)text};
+}
+
+static int get_text(const char *what, ProtobufCBinaryData from, char *to, size_t cap,
+                    struct ds4_err *err)
+{
+    if (from.len >= cap)
+        return ds4_fail(err, DS4_E_PROTOCOL, "%s of %zu bytes, at most %zu", what, from.len,
+                        cap - 1);
+    if (from.len > 0 && memchr(from.data, 0, from.len) != NULL)
+        return ds4_fail(err, DS4_E_PROTOCOL, "%s holds a NUL", what);
+    memset(to, 0, cap);
+    if (from.len > 0)
+        memcpy(to, from.data, from.len);
+    return 0;
+}
+
+static ProtobufCBinaryData put_id(const uint8_t id[DS4_ID_BYTES])
+{
+    return (ProtobufCBinaryData){DS4_ID_BYTES, (uint8_t *)(uintptr_t)id};
+}
+
+static int get_id(const char *what, ProtobufCBinaryData from, uint8_t to[DS4_ID_BYTES],
+                  struct ds4_err *err)
+{
+    if (from.len != DS4_ID_BYTES)
+        return ds4_fail(err, DS4_E_PROTOCOL, "%s of %zu bytes, must be %d", what, from.len,
+                        DS4_ID_BYTES);
+    memcpy(to, from.data, DS4_ID_BYTES);
+    return 0;
+}
+
+/* A count of the wire against what its array may hold, before it becomes an int32_t. */
+static int get_count(const char *what, size_t n, int32_t max, int32_t *out, struct ds4_err *err)
+{
+    if (n > (size_t)max)
+        return ds4_fail(err, DS4_E_PROTOCOL, "%zu of %s, at most %d", n, what, (int)max);
+    *out = (int32_t)n;
+    return 0;
+}
+
+/* ---- step ---- */
+
+static void put_sampling(const struct ds4_sampling *from, Ds4__Wire__Sampling *to)
+{
+    *to = (Ds4__Wire__Sampling)DS4__WIRE__SAMPLING__INIT;
+    to->temperature = from->temperature;
+    to->top_k = from->top_k;
+    to->top_p = from->top_p;
+    to->min_p = from->min_p;
+    to->presence_penalty = from->presence_penalty;
+    to->frequency_penalty = from->frequency_penalty;
+    to->repetition_penalty = from->repetition_penalty;
+    to->seed = from->seed;
+    to->n_logprobs = from->n_logprobs;
+    to->n_bias_id = to->n_bias = (size_t)from->n_bias;
+    to->bias_id = (int32_t *)(uintptr_t)from->bias_id;
+    to->bias = (float *)(uintptr_t)from->bias;
+    to->n_allowed_id = (size_t)from->n_allowed;
+    to->allowed_id = (int32_t *)(uintptr_t)from->allowed_id;
+    to->min_new_tok = from->min_new_tok;
+    to->think_close_id = from->think_close_id;
+    to->think_close_guard = from->think_close_guard;
+    to->force_close_at = from->force_close_at;
+}
+
+static int get_sampling(const Ds4__Wire__Sampling *from, struct ds4_sampling *to,
+                        struct ds4_err *err)
+{
+    if (from == NULL)
+        return ds4_fail(err, DS4_E_PROTOCOL, "a sequence is opened without sampling");
+    if (from->n_bias != from->n_bias_id)
+        return ds4_fail(err, DS4_E_PROTOCOL, "%zu bias ids with %zu values", from->n_bias_id,
+                        from->n_bias);
+    if (get_count("bias", from->n_bias, DS4_MAX_LOGIT_BIAS, &to->n_bias, err) ||
+        get_count("allowed ids", from->n_allowed_id, DS4_MAX_ALLOWED_IDS, &to->n_allowed, err))
+        return -1;
+    to->temperature = from->temperature;
+    to->top_k = from->top_k;
+    to->top_p = from->top_p;
+    to->min_p = from->min_p;
+    to->presence_penalty = from->presence_penalty;
+    to->frequency_penalty = from->frequency_penalty;
+    to->repetition_penalty = from->repetition_penalty;
+    to->seed = from->seed;
+    to->n_logprobs = from->n_logprobs;
+    to->bias_id = from->bias_id;
+    to->bias = from->bias;
+    to->allowed_id = from->allowed_id;
+    to->min_new_tok = from->min_new_tok;
+    to->think_close_id = from->think_close_id;
+    to->think_close_guard = from->think_close_guard;
+    to->force_close_at = from->force_close_at;
+    return 0;
+}
+
+static void put_open(const struct ds4_seq_open *from, Ds4__Wire__SeqOpen *to,
+                     Ds4__Wire__Sampling *sampling)
+{
+    *to = (Ds4__Wire__SeqOpen)DS4__WIRE__SEQ_OPEN__INIT;
+    to->seq = from->seq;
+    to->slot = from->slot;
+    to->epoch = from->epoch;
+    to->n_prompt = from->n_prompt;
+    to->max_pos = from->max_pos;
+    to->ignore_stop = from->ignore_stop;
+    to->n_stop_id = (size_t)from->n_stop;
+    to->stop_id = (int32_t *)(uintptr_t)from->stop_id;
+    put_sampling(&from->sampling, sampling);
+    to->sampling = sampling;
+}
+
+static int get_open(const Ds4__Wire__SeqOpen *from, struct ds4_seq_open *to, struct ds4_err *err)
+{
+    to->seq = from->seq;
+    to->slot = from->slot;
+    to->epoch = from->epoch;
+    to->n_prompt = from->n_prompt;
+    to->max_pos = from->max_pos;
+    to->ignore_stop = from->ignore_stop != 0;
+    if (get_count("stop ids", from->n_stop_id, DS4_MAX_STOP_IDS, &to->n_stop, err))
+        return -1;
+    if (to->n_stop > 0)
+        memcpy(to->stop_id, from->stop_id, from->n_stop_id * sizeof(to->stop_id[0]));
+    return get_sampling(from->sampling, &to->sampling, err);
+}
+
+static void put_entry(const struct ds4_step_entry *from, Ds4__Wire__StepEntry *to)
+{
+    *to = (Ds4__Wire__StepEntry)DS4__WIRE__STEP_ENTRY__INIT;
+    to->seq = from->seq;
+    to->slot = from->slot;
+    to->epoch = from->epoch;
+    to->kind = (uint32_t)from->kind;
+    to->base_pos = from->base_pos;
+    to->n_tok = from->n_tok;
+    to->sample = from->sample;
+    to->from_step = from->from_step;
+    to->cap_tok = from->cap_tok;
+    to->first_block = from->first_block;
+    to->n_block = (size_t)from->n_block;
+    to->block = (int32_t *)(uintptr_t)from->block;
+}
+
+static int get_entry(const Ds4__Wire__StepEntry *from, struct ds4_step_entry *to,
+                     struct ds4_err *err)
+{
+    to->seq = from->seq;
+    to->slot = from->slot;
+    to->epoch = from->epoch;
+    if (from->kind > DS4_ENTRY_VERIFY)
+        return ds4_fail(err, DS4_E_PROTOCOL, "unknown entry kind %" PRIu32, from->kind);
+    to->kind = (enum ds4_entry_kind)from->kind;
+    to->base_pos = from->base_pos;
+    to->n_tok = from->n_tok;
+    to->sample = from->sample != 0;
+    to->from_step = from->from_step;
+    to->cap_tok = from->cap_tok;
+    to->first_block = from->first_block;
+    to->block = from->block;
+    return get_count("blocks", from->n_block, DS4_MAX_SEQ_BLOCKS, &to->n_block, err);
+}
+
+static int encode_step(const struct ds4_step *step, struct ds4_arena *scratch, struct ds4_buf *out,
+                       struct ds4_err *err)
+{
+    Ds4__Wire__Step wire = DS4__WIRE__STEP__INIT;
+    size_t n_open = (size_t)step->n_open, n_entry = (size_t)step->n_entry;
+    Ds4__Wire__SeqOpen *open = ds4_arena_take_array(scratch, n_open, sizeof(*open));
+    Ds4__Wire__Sampling *sampling = ds4_arena_take_array(scratch, n_open, sizeof(*sampling));
+    Ds4__Wire__StepEntry *entry = ds4_arena_take_array(scratch, n_entry, sizeof(*entry));
+
+    wire.open = ds4_arena_take_array(scratch, n_open, sizeof(wire.open[0]));
+    wire.entry = ds4_arena_take_array(scratch, n_entry, sizeof(wire.entry[0]));
+    if (!open || !sampling || !entry || !wire.open || !wire.entry)
+        return no_memory("step", err);
+    for (size_t i = 0; i < n_open; i++) {
+        put_open(&step->open[i], &open[i], &sampling[i]);
+        wire.open[i] = &open[i];
+    }
+    for (size_t i = 0; i < n_entry; i++) {
+        put_entry(&step->entry[i], &entry[i]);
+        wire.entry[i] = &entry[i];
+    }
+    wire.step_no = step->step_no;
+    wire.n_open = n_open;
+    wire.n_entry = n_entry;
+    wire.n_close_slot = (size_t)step->n_close;
+    wire.close_slot = (int32_t *)(uintptr_t)step->close_slot;
+    wire.n_token = (size_t)step->n_tok;
+    wire.token = (int32_t *)(uintptr_t)step->token;
+    return pack(&wire.base, "step", out, err);
+}
+
+int ds4_codec_encode_step(const struct ds4_step *step, struct ds4_arena *scratch,
+                          struct ds4_buf *out, struct ds4_err *err)
+{
+    struct ds4_arena_mark mark = ds4_arena_mark(scratch);
+    int rc;
+
+    if (ds4_check_step(step, err))
+        return ds4_err_wrap(err, "step");
+    rc = encode_step(step, scratch, out, err);
+    ds4_arena_reset(scratch, mark);
+    return rc;
+}
+
+int ds4_codec_decode_step(struct ds4_str payload, uint32_t generation, struct ds4_arena *arena,
+                          struct ds4_step *out, struct ds4_err *err)
+{
+    const Ds4__Wire__Step *wire = unpack(&ds4__wire__step__descriptor, "step", payload, arena, err);
+    int64_t next_tok = 0;
+
+    if (wire == NULL)
+        return -1;
+    *out = (struct ds4_step){.generation = generation, .step_no = wire->step_no};
+    if (get_count("opens", wire->n_open, DS4_MAX_STEP_ENTRIES, &out->n_open, err) ||
+        get_count("closes", wire->n_close_slot, DS4_MAX_STEP_ENTRIES, &out->n_close, err) ||
+        get_count("entries", wire->n_entry, DS4_MAX_STEP_ENTRIES, &out->n_entry, err) ||
+        get_count("tokens", wire->n_token, DS4_MAX_STEP_TOK, &out->n_tok, err))
+        return ds4_err_wrap(err, "step");
+    out->close_slot = wire->close_slot;
+    out->token = wire->token;
+    out->open = ds4_arena_take_array(arena, wire->n_open, sizeof(out->open[0]));
+    out->entry = ds4_arena_take_array(arena, wire->n_entry, sizeof(out->entry[0]));
+    if (out->open == NULL || out->entry == NULL)
+        return no_memory("step", err);
+    for (int32_t i = 0; i < out->n_open; i++)
+        if (get_open(wire->open[i], &out->open[i], err))
+            return ds4_err_wrap(err, "step");
+    for (int32_t i = 0; i < out->n_entry; i++) {
+        if (get_entry(wire->entry[i], &out->entry[i], err))
+            return ds4_err_wrap(err, "step");
+        if (out->entry[i].n_tok < 0 || next_tok > out->n_tok)
+            return ds4_fail(err, DS4_E_PROTOCOL, "step: entries take more than its %d tokens",
+                            (int)out->n_tok);
+        out->entry[i].first_tok = (int32_t)next_tok;
+        next_tok += out->entry[i].n_tok;
+    }
+    if (ds4_check_step(out, err))
+        return ds4_err_wrap(err, "step");
+    return 0;
+}
+
+/* ---- tokens ---- */
+
+static int put_token_entry(const struct ds4_token_entry *from, struct ds4_arena *scratch,
+                           Ds4__Wire__TokenEntry *to, struct ds4_err *err)
+{
+    size_t n = (size_t)from->n_logprob;
+
+    *to = (Ds4__Wire__TokenEntry)DS4__WIRE__TOKEN_ENTRY__INIT;
+    to->seq = from->seq;
+    to->epoch = from->epoch;
+    to->pos = from->pos;
+    to->flags = from->flags;
+    to->n_token = (size_t)from->n_token;
+    to->token = (int32_t *)(uintptr_t)from->token;
+    if (n == 0)
+        return 0;
+    to->logprob_token = ds4_arena_take_array(scratch, n, sizeof(to->logprob_token[0]));
+    to->logprob = ds4_arena_take_array(scratch, n, sizeof(to->logprob[0]));
+    if (to->logprob_token == NULL || to->logprob == NULL)
+        return no_memory("token entry", err);
+    to->n_logprob_token = to->n_logprob = n;
+    for (size_t i = 0; i < n; i++) {
+        to->logprob_token[i] = from->logprob[i].token;
+        to->logprob[i] = from->logprob[i].logprob;
+    }
+    return 0;
+}
+
+static int get_token_entry(const Ds4__Wire__TokenEntry *from, struct ds4_token_entry *to,
+                           struct ds4_err *err)
+{
+    to->seq = from->seq;
+    to->epoch = from->epoch;
+    to->pos = from->pos;
+    to->flags = from->flags;
+    if (from->n_logprob != from->n_logprob_token)
+        return ds4_fail(err, DS4_E_PROTOCOL, "%zu logprob ids with %zu values",
+                        from->n_logprob_token, from->n_logprob);
+    if (get_count("tokens", from->n_token, 1 + DS4_MAX_DRAFT, &to->n_token, err) ||
+        get_count("logprobs", from->n_logprob, 1 + DS4_MAX_TOP_LOGPROBS, &to->n_logprob, err))
+        return -1;
+    for (int32_t i = 0; i < to->n_token; i++)
+        to->token[i] = from->token[i];
+    for (int32_t i = 0; i < to->n_logprob; i++)
+        to->logprob[i] = (struct ds4_logprob){from->logprob_token[i], from->logprob[i]};
+    return 0;
+}
+
+static int encode_tokens(const struct ds4_tokens_out *tokens, struct ds4_arena *scratch,
+                         struct ds4_buf *out, struct ds4_err *err)
+{
+    Ds4__Wire__Tokens wire = DS4__WIRE__TOKENS__INIT;
+    size_t n = (size_t)tokens->n_entry;
+    Ds4__Wire__TokenEntry *entry = ds4_arena_take_array(scratch, n, sizeof(*entry));
+
+    wire.entry = ds4_arena_take_array(scratch, n, sizeof(wire.entry[0]));
+    if (entry == NULL || wire.entry == NULL)
+        return no_memory("tokens message", err);
+    for (size_t i = 0; i < n; i++) {
+        if (put_token_entry(&tokens->entry[i], scratch, &entry[i], err))
+            return -1;
+        wire.entry[i] = &entry[i];
+    }
+    wire.n_entry = n;
+    wire.step_no = tokens->step_no;
+    wire.compute_ns = tokens->compute_ns;
+    return pack(&wire.base, "tokens message", out, err);
+}
+
+int ds4_codec_encode_tokens(const struct ds4_tokens_out *tokens, struct ds4_arena *scratch,
+                            struct ds4_buf *out, struct ds4_err *err)
+{
+    struct ds4_arena_mark mark = ds4_arena_mark(scratch);
+    int rc;
+
+    if (ds4_check_tokens(tokens, err))
+        return ds4_err_wrap(err, "tokens message");
+    rc = encode_tokens(tokens, scratch, out, err);
+    ds4_arena_reset(scratch, mark);
+    return rc;
+}
+
+int ds4_codec_decode_tokens(struct ds4_str payload, uint32_t generation, struct ds4_arena *arena,
+                            struct ds4_tokens_out *out, struct ds4_err *err)
+{
+    const Ds4__Wire__Tokens *wire =
+        unpack(&ds4__wire__tokens__descriptor, "tokens message", payload, arena, err);
+
+    if (wire == NULL)
+        return -1;
+    *out = (struct ds4_tokens_out){
+        .generation = generation,
+        .step_no = wire->step_no,
+        .compute_ns = wire->compute_ns,
+    };
+    if (get_count("entries", wire->n_entry, DS4_MAX_STEP_ENTRIES, &out->n_entry, err))
+        return ds4_err_wrap(err, "tokens message");
+    out->entry = ds4_arena_take_array(arena, wire->n_entry, sizeof(out->entry[0]));
+    if (out->entry == NULL)
+        return no_memory("tokens message", err);
+    for (int32_t i = 0; i < out->n_entry; i++)
+        if (get_token_entry(wire->entry[i], &out->entry[i], err))
+            return ds4_err_wrap(err, "tokens message");
+    if (ds4_check_tokens(out, err))
+        return ds4_err_wrap(err, "tokens message");
+    return 0;
+}
+
+/* ---- hello, form ---- */
+
+int ds4_codec_encode_hello(const struct ds4_hello *hello, struct ds4_buf *out, struct ds4_err *err)
+{
+    Ds4__Wire__Hello wire = DS4__WIRE__HELLO__INIT;
+    struct ds4_hello h = *hello;
+
+    wire.stage = h.stage;
+    wire.n_stage = h.n_stage;
+    wire.first_layer = h.first_layer;
+    wire.last_layer = h.last_layer;
+    wire.n_layer = h.n_layer;
+    wire.boot_id = put_id(h.boot_id);
+    wire.model_digest = put_id(h.model_digest);
+    wire.max_blocks = h.max_blocks;
+    wire.max_slots = h.max_slots;
+    wire.max_context = h.max_context;
+    wire.pid = h.pid;
+    wire.backend = put_text(h.backend, sizeof(h.backend));
+    wire.device = put_text(h.device, sizeof(h.device));
+    wire.host = put_text(h.host, sizeof(h.host));
+    if (ds4_check_hello(&h, err))
+        return ds4_err_wrap(err, "hello");
+    return pack(&wire.base, "hello", out, err);
+}
+
+static int get_hello(const Ds4__Wire__Hello *wire, struct ds4_hello *out, struct ds4_err *err)
+{
+    *out = (struct ds4_hello){
+        .stage = wire->stage,
+        .n_stage = wire->n_stage,
+        .first_layer = wire->first_layer,
+        .last_layer = wire->last_layer,
+        .n_layer = wire->n_layer,
+        .max_blocks = wire->max_blocks,
+        .max_slots = wire->max_slots,
+        .max_context = wire->max_context,
+        .pid = wire->pid,
+    };
+    if (get_id("boot_id", wire->boot_id, out->boot_id, err) ||
+        get_id("model_digest", wire->model_digest, out->model_digest, err) ||
+        get_text("backend", wire->backend, out->backend, sizeof(out->backend), err) ||
+        get_text("device", wire->device, out->device, sizeof(out->device), err) ||
+        get_text("host", wire->host, out->host, sizeof(out->host), err))
+        return -1;
+    return ds4_check_hello(out, err);
+}
+
+int ds4_codec_decode_hello(struct ds4_str payload, struct ds4_arena *scratch, struct ds4_hello *out,
+                           struct ds4_err *err)
+{
+    struct ds4_arena_mark mark = ds4_arena_mark(scratch);
+    const Ds4__Wire__Hello *wire =
+        unpack(&ds4__wire__hello__descriptor, "hello", payload, scratch, err);
+    int rc = -1;
+
+    if (wire != NULL && get_hello(wire, out, err))
+        ds4_err_wrap(err, "hello");
+    else if (wire != NULL)
+        rc = 0;
+    ds4_arena_reset(scratch, mark);
+    return rc;
+}
+
+int ds4_codec_encode_form(const struct ds4_form *form, struct ds4_buf *out, struct ds4_err *err)
+{
+    Ds4__Wire__Form wire = DS4__WIRE__FORM__INIT;
+
+    if (ds4_check_form(form, err))
+        return ds4_err_wrap(err, "form");
+    wire.generation = form->generation;
+    wire.n_stage = form->n_stage;
+    wire.n_blocks = form->n_blocks;
+    wire.n_slots = form->n_slots;
+    wire.max_seqs = form->max_seqs;
+    wire.max_step_tok = form->max_step_tok;
+    wire.context_tok = form->context_tok;
+    wire.pipe_key = put_id(form->pipe_key);
+    return pack(&wire.base, "form", out, err);
+}
+
+static int get_form(const Ds4__Wire__Form *wire, struct ds4_form *out, struct ds4_err *err)
+{
+    *out = (struct ds4_form){
+        .generation = wire->generation,
+        .n_stage = wire->n_stage,
+        .n_blocks = wire->n_blocks,
+        .n_slots = wire->n_slots,
+        .max_seqs = wire->max_seqs,
+        .max_step_tok = wire->max_step_tok,
+        .context_tok = wire->context_tok,
+    };
+    if (get_id("pipe_key", wire->pipe_key, out->pipe_key, err))
+        return -1;
+    return ds4_check_form(out, err);
+}
+
+int ds4_codec_decode_form(struct ds4_str payload, struct ds4_arena *scratch, struct ds4_form *out,
+                          struct ds4_err *err)
+{
+    struct ds4_arena_mark mark = ds4_arena_mark(scratch);
+    const Ds4__Wire__Form *wire =
+        unpack(&ds4__wire__form__descriptor, "form", payload, scratch, err);
+    int rc = -1;
+
+    if (wire != NULL && get_form(wire, out, err))
+        ds4_err_wrap(err, "form");
+    else if (wire != NULL)
+        rc = 0;
+    ds4_arena_reset(scratch, mark);
+    return rc;
+}
+
+/* ---- health, fatal, note ---- */
+
+int ds4_codec_encode_health(const struct ds4_health *health, struct ds4_buf *out,
+                            struct ds4_err *err)
+{
+    Ds4__Wire__Health wire = DS4__WIRE__HEALTH__INIT;
+    struct ds4_health h = *health;
+
+    wire.stage = h.stage;
+    wire.state = (uint32_t)h.state;
+    wire.step_no = h.step_no;
+    wire.step_age_ms = h.step_age_ms;
+    wire.loaded_bytes = h.loaded_bytes;
+    wire.total_bytes = h.total_bytes;
+    wire.steps_done = h.steps_done;
+    wire.busy_seconds = h.busy_seconds;
+    wire.wait_recv_seconds = h.wait_recv_seconds;
+    wire.wait_token_seconds = h.wait_token_seconds;
+    wire.wait_command_seconds = h.wait_command_seconds;
+    wire.nonfinite_rows = h.nonfinite_rows;
+    wire.rss_bytes = h.rss_bytes;
+    wire.weights_bytes = h.weights_bytes;
+    wire.kv_bytes = h.kv_bytes;
+    wire.message = put_text(h.message, sizeof(h.message));
+    if (ds4_check_health(&h, err))
+        return ds4_err_wrap(err, "health");
+    return pack(&wire.base, "health", out, err);
+}
+
+static int get_health(const Ds4__Wire__Health *wire, uint32_t generation, struct ds4_health *out,
+                      struct ds4_err *err)
+{
+    if (wire->state > DS4_WORKER_FAILED)
+        return ds4_fail(err, DS4_E_PROTOCOL, "unknown state %" PRIu32, wire->state);
+    *out = (struct ds4_health){
+        .stage = wire->stage,
+        .generation = generation,
+        .state = (enum ds4_worker_state)wire->state,
+        .step_no = wire->step_no,
+        .step_age_ms = wire->step_age_ms,
+        .loaded_bytes = wire->loaded_bytes,
+        .total_bytes = wire->total_bytes,
+        .steps_done = wire->steps_done,
+        .busy_seconds = wire->busy_seconds,
+        .wait_recv_seconds = wire->wait_recv_seconds,
+        .wait_token_seconds = wire->wait_token_seconds,
+        .wait_command_seconds = wire->wait_command_seconds,
+        .nonfinite_rows = wire->nonfinite_rows,
+        .rss_bytes = wire->rss_bytes,
+        .weights_bytes = wire->weights_bytes,
+        .kv_bytes = wire->kv_bytes,
+    };
+    if (get_text("message", wire->message, out->message, sizeof(out->message), err))
+        return -1;
+    return ds4_check_health(out, err);
+}
+
+int ds4_codec_decode_health(struct ds4_str payload, uint32_t generation, struct ds4_arena *scratch,
+                            struct ds4_health *out, struct ds4_err *err)
+{
+    struct ds4_arena_mark mark = ds4_arena_mark(scratch);
+    const Ds4__Wire__Health *wire =
+        unpack(&ds4__wire__health__descriptor, "health", payload, scratch, err);
+    int rc = -1;
+
+    if (wire != NULL && get_health(wire, generation, out, err))
+        ds4_err_wrap(err, "health");
+    else if (wire != NULL)
+        rc = 0;
+    ds4_arena_reset(scratch, mark);
+    return rc;
+}
+
+int ds4_codec_encode_fatal(const struct ds4_fatal_report *report, struct ds4_buf *out,
+                           struct ds4_err *err)
+{
+    Ds4__Wire__FatalReport wire = DS4__WIRE__FATAL_REPORT__INIT;
+    struct ds4_fatal_report r = *report;
+
+    wire.stage = r.stage;
+    wire.exit_code = r.exit_code;
+    wire.step_no = r.step_no;
+    wire.layer = r.layer;
+    wire.message = put_text(r.message, sizeof(r.message));
+    if (ds4_check_fatal(&r, err))
+        return ds4_err_wrap(err, "fatal report");
+    return pack(&wire.base, "fatal report", out, err);
+}
+
+static int get_fatal(const Ds4__Wire__FatalReport *wire, uint32_t generation,
+                     struct ds4_fatal_report *out, struct ds4_err *err)
+{
+    *out = (struct ds4_fatal_report){
+        .stage = wire->stage,
+        .generation = generation,
+        .exit_code = wire->exit_code,
+        .step_no = wire->step_no,
+        .layer = wire->layer,
+    };
+    if (get_text("message", wire->message, out->message, sizeof(out->message), err))
+        return -1;
+    return ds4_check_fatal(out, err);
+}
+
+int ds4_codec_decode_fatal(struct ds4_str payload, uint32_t generation, struct ds4_arena *scratch,
+                           struct ds4_fatal_report *out, struct ds4_err *err)
+{
+    struct ds4_arena_mark mark = ds4_arena_mark(scratch);
+    const Ds4__Wire__FatalReport *wire =
+        unpack(&ds4__wire__fatal_report__descriptor, "fatal report", payload, scratch, err);
+    int rc = -1;
+
+    if (wire != NULL && get_fatal(wire, generation, out, err))
+        ds4_err_wrap(err, "fatal report");
+    else if (wire != NULL)
+        rc = 0;
+    ds4_arena_reset(scratch, mark);
+    return rc;
+}
+
+int ds4_codec_encode_note(const struct ds4_note *note, struct ds4_buf *out, struct ds4_err *err)
+{
+    Ds4__Wire__Note wire = DS4__WIRE__NOTE__INIT;
+    struct ds4_note n = *note;
+
+    n.text[sizeof(n.text) - 1] = 0;
+    wire.text = put_text(n.text, sizeof(n.text));
+    return pack(&wire.base, "note", out, err);
+}
+
+int ds4_codec_decode_note(struct ds4_str payload, struct ds4_arena *scratch, struct ds4_note *out,
+                          struct ds4_err *err)
+{
+    struct ds4_arena_mark mark = ds4_arena_mark(scratch);
+    const Ds4__Wire__Note *wire =
+        unpack(&ds4__wire__note__descriptor, "note", payload, scratch, err);
+    int rc = -1;
+
+    if (wire != NULL && get_text("note", wire->text, out->text, sizeof(out->text), err) == 0 &&
+        ds4_check_note(out, err) == 0)
+        rc = 0;
+    ds4_arena_reset(scratch, mark);
+    return rc;
+}
