@@ -77,6 +77,9 @@ struct ds4_config {
         unsigned int pipe; /* enum ds4_pipe_kind */
         int32_t heartbeat_ms;
         int32_t lost_ms;
+        int32_t form_ms;
+        int32_t away_ms;
+        int32_t fresh_ms;
         int32_t hold_s;
         int32_t drain_s;
     } cluster;
@@ -87,6 +90,7 @@ struct ds4_config {
         int32_t queue_s;
         int32_t chunk_tok;
         int32_t inflight;
+        int32_t probe_ms;
     } sched;
     struct {
         double temperature;

@@ -77,6 +77,11 @@ const struct ds4_setting ds4_settings[] = {
         "how activations travel between stages; auto = nccl for cuda, else shm"),
     NUM(cluster, heartbeat_ms, "500", 50, 10000, "ms", "a worker reports so often"),
     NUM(cluster, lost_ms, "3000", 200, 60000, "ms", "a worker silent for so long is lost"),
+    NUM(cluster, form_ms, "30000", 100, 3600000, "ms", "a formation may take so long"),
+    NUM(cluster, away_ms, "120000", 100, 86400000, "ms",
+        "a stage away for so long makes the cluster failed"),
+    NUM(cluster, fresh_ms, "15000", 100, 3600000, "ms",
+        "ready only while the newest step is younger"),
     NUM(cluster, hold_s, "20", 0, 3600, "s", "new requests wait so long for a recovering cluster"),
     NUM(cluster, drain_s, "120", 0, 3600, "s", "running requests get so long to finish at a stop"),
 
@@ -87,6 +92,8 @@ const struct ds4_setting ds4_settings[] = {
     NUM(sched, queue_s, "120", 0, 86400, "s", "longest wait in the queue"),
     NUM(sched, chunk_tok, "512", 1, 65536, "tokens", "prompt tokens per step"),
     NUM(sched, inflight, "0", 0, 64, "", "steps under way at once; 0 = number of stages"),
+    NUM(sched, probe_ms, "10000", 100, 3600000, "ms",
+        "a probe step runs after so long without work"),
 
     NUM(sampling, temperature, "1.0", 0, 100, "", "default temperature"),
     NUM(sampling, top_p, "1.0", 0, 1, "", "default top_p; 0.95 is recommended for v4_0731"),
@@ -97,7 +104,7 @@ const struct ds4_setting ds4_settings[] = {
     NUM(kv, disk_mb, "0", 0, 1073741824, "MiB", "disk space for cached prefixes; 0 = off"),
     TXT(kv, disk_path, "/var/lib/ds4/kv", "folder of the disk tier"),
     NUM(kv, blocks, "0", 0, INT32_MAX, "", "cache blocks on the device; 0 = as many as fit"),
-    NUM(kv, hot_window, "120", 0, 86400, "s", "a prefix used within so long is evicted last"),
+    NUM(kv, hot_window, "120", 0, 128, "tokens", "a sequence can be cut back so far in place"),
 
     ROW_AT(think, "default", default_effort, "high", 0, 0, "off|low|high|max", "",
            "reasoning effort of a request that names none"),

@@ -1,0 +1,212 @@
+/* Every metric: name, type, buckets, labels with their closed value lists, help.
+ *
+ * X(id, name, type, buckets, labels, help).  labels: "api=chat|messages,kind=a|b", "" = none, at most
+ * three; "stage=#" stands for 0..63.  A value outside its list is counted as `other` where the list
+ * has one, else dropped and counted in ds4_metrics_unknown_labels_total. */
+#ifndef DS4_COMMON_METRICS_TABLE_H
+#define DS4_COMMON_METRICS_TABLE_H
+
+#define DS4_APIS  "api=chat|completions|responses|messages"
+#define DS4_STEPS "kind=prefill|decode|verify|mixed"
+#define DS4_STAGE "stage=#"
+#define DS4_EFFORTS                                                                                \
+    "requested=none|minimal|low|medium|high|xhigh|max|ultra|absent|other,applied=off|low|high|max"
+#define DS4_ENDPOINTS                                                                              \
+    "endpoint=chat|completions|responses|messages|count_tokens|models|tokenize|detokenize|"        \
+    "apply_template|health|livez|metrics|version|root|admin|stats|unsupported|other"
+
+/* clang-format off: a table reads by row */
+#define DS4_METRICS(X)                                                                             \
+    X(UNKNOWN_LABELS, "ds4_metrics_unknown_labels_total", COUNTER, NONE, "",                       \
+      "Observations dropped for a label value outside its list")                                   \
+    X(BUILD_INFO, "ds4_build_info", INFO, NONE, "",                                                \
+      "Version of the program and of what it serves")                                              \
+    X(READY, "ds4_ready", GAUGE, NONE, "", "1 while /ready answers 200")                           \
+    X(STATE, "ds4_state", GAUGE, NONE,                                                             \
+      "state=starting|loading|forming|ready|degraded|recovering|draining|failed",                  \
+      "Current state of the cluster is 1")                                                         \
+    X(HTTP_REQUESTS, "ds4_http_requests_total", COUNTER, NONE,                                     \
+      DS4_ENDPOINTS ",method=GET|POST|HEAD|OPTIONS|DELETE|other,code=200|204|400|401|403|404|405|" \
+                    "408|413|415|422|429|499|500|503|other",                                       \
+      "Answers sent")                                                                              \
+    X(HTTP_REQUEST_SECONDS, "ds4_http_request_seconds", HISTOGRAM, LATENCY, DS4_ENDPOINTS,         \
+      "Time from request to last byte")                                                            \
+    X(HTTP_CONNECTIONS, "ds4_http_connections", GAUGE, NONE, "state=active|idle|streaming",        \
+      "Open connections")                                                                          \
+    X(HTTP_BYTES, "ds4_http_bytes_total", COUNTER, NONE, "direction=in|out",                       \
+      "Bytes of requests and answers")                                                             \
+    X(UNKNOWN_FIELDS, "ds4_request_unknown_fields_total", COUNTER, NONE,                           \
+      "field=metadata|store|service_tier|user|safety_identifier|prompt_cache_key|parallel_tool_"   \
+      "calls|verbosity|include|truncation|text|background|container|mcp_servers|context_"          \
+      "management|betas|other",                                                                    \
+      "Request fields ignored as unknown")                                                         \
+    X(REQUESTS_STARTED, "ds4_requests_started_total", COUNTER, NONE, DS4_APIS,                     \
+      "Requests received")                                                                         \
+    X(REQUESTS, "ds4_requests_total", COUNTER, NONE,                                               \
+      DS4_APIS ",outcome=completed|failed|refused|cancelled|timeout", "Requests by outcome")       \
+    X(REQUESTS_INFLIGHT, "ds4_requests_inflight", GAUGE, NONE,                                     \
+      "phase=queued|prefill|decode|parked", "Requests by phase")                                   \
+    X(REQUESTS_CANCELLED, "ds4_requests_cancelled_total", COUNTER, NONE,                           \
+      "phase=queued|prefill|decode|parked,reason=disconnect|api|slow_client|shutdown",             \
+      "Requests cancelled")                                                                        \
+    X(FINISH, "ds4_finish_total", COUNTER, NONE,                                                   \
+      DS4_APIS ",reason=eos|stop|tool_calls|length|context|repetition|error|cancelled",            \
+      "Ends of generation by cause")                                                               \
+    X(AUTH_FAILURES, "ds4_auth_failures_total", COUNTER, NONE, "reason=missing|invalid",           \
+      "Requests refused for their key")                                                            \
+    X(TOKENIZE_SECONDS, "ds4_tokenize_seconds", HISTOGRAM, LATENCY, "",                            \
+      "Time to tokenise a prompt")                                                                 \
+    X(RENDER_SECONDS, "ds4_render_seconds", HISTOGRAM, LATENCY, "", "Time to render a prompt")     \
+    X(EVENTLOOP_LAG_SECONDS, "ds4_eventloop_lag_seconds", HISTOGRAM, LATENCY, "",                  \
+      "Timer lateness of the event loop")                                                          \
+    X(TTFT_SECONDS, "ds4_ttft_seconds", HISTOGRAM, LATENCY, DS4_APIS ",cache=cold|partial|warm",   \
+      "Time to the first token")                                                                   \
+    X(FIRST_CONTENT_SECONDS, "ds4_first_content_seconds", HISTOGRAM, LATENCY, DS4_APIS,            \
+      "Time to the first output that is not reasoning")                                            \
+    X(INTER_TOKEN_SECONDS, "ds4_inter_token_seconds", HISTOGRAM, INTER_TOKEN, "",                  \
+      "Time per token after the first")                                                            \
+    X(STEP_GAP_SECONDS, "ds4_step_gap_seconds", HISTOGRAM, INTER_TOKEN, "",                        \
+      "Time between two bursts of one sequence")                                                   \
+    X(QUEUE_SECONDS, "ds4_queue_seconds", HISTOGRAM, LATENCY, DS4_APIS, "Time in the queue")       \
+    X(PREFILL_SECONDS, "ds4_prefill_seconds", HISTOGRAM, LATENCY, DS4_APIS,                        \
+      "Time from start to the first token")                                                        \
+    X(DECODE_SECONDS, "ds4_decode_seconds", HISTOGRAM, LATENCY, DS4_APIS,                          \
+      "Time from the first to the last token")                                                     \
+    X(E2E_SECONDS, "ds4_e2e_seconds", HISTOGRAM, LATENCY, DS4_APIS,                                \
+      "Time from receipt to the end")                                                              \
+    X(PROMPT_TOKENS, "ds4_prompt_tokens", HISTOGRAM, TOKENS, DS4_APIS,                             \
+      "Prompt tokens per request")                                                                 \
+    X(COMPLETION_TOKENS, "ds4_completion_tokens", HISTOGRAM, TOKENS, DS4_APIS,                     \
+      "Generated tokens per request")                                                              \
+    X(REASONING_TOKENS, "ds4_reasoning_tokens", HISTOGRAM, TOKENS, DS4_APIS,                       \
+      "Reasoning tokens per request")                                                              \
+    X(PROMPT_TOKENS_SOURCE, "ds4_prompt_tokens_total", COUNTER, NONE,                              \
+      "source=computed|hbm|host|disk", "Prompt tokens by where their state came from")             \
+    X(GENERATED_TOKENS, "ds4_generated_tokens_total", COUNTER, NONE,                               \
+      "kind=reasoning|content|tool|nudge", "Generated tokens")                                     \
+    X(QUEUE_DEPTH, "ds4_queue_depth", GAUGE, NONE, "", "Requests waiting")                         \
+    X(QUEUE_OLDEST_SECONDS, "ds4_queue_oldest_seconds", GAUGE, NONE, "",                           \
+      "Age of the oldest waiting request")                                                         \
+    X(ADMITS, "ds4_admits_total", COUNTER, NONE, "kind=cold|warm|fork|partial_truncate",           \
+      "Requests admitted by cache use")                                                            \
+    X(ADMIT_REJECTS, "ds4_admit_rejects_total", COUNTER, NONE,                                     \
+      "reason=queue_full|queue_timeout|kv_capacity|context|rate|not_ready|draining|poisoned|"      \
+      "other",                                                                                     \
+      "Requests refused")                                                                          \
+    X(ADMIT_VIOLATIONS, "ds4_admit_after_reject_violations_total", COUNTER, NONE,                  \
+      "invariant=lease|slot|epoch", "Work on something refused; must stay 0")                      \
+    X(BATCH_SEQUENCES, "ds4_batch_sequences", HISTOGRAM, TOKENS, DS4_STEPS, "Sequences per step")  \
+    X(BATCH_TOKENS, "ds4_batch_tokens", HISTOGRAM, TOKENS, DS4_STEPS, "Rows per step")             \
+    X(STEPS, "ds4_steps_total", COUNTER, NONE, DS4_STEPS, "Steps done")                            \
+    X(DECODE_STEPS, "ds4_decode_steps_total", COUNTER, NONE, "", "Steps that decoded")             \
+    X(STEP_SECONDS, "ds4_step_seconds", HISTOGRAM, STEP, DS4_STEPS,                                \
+      "Time from posting a step to its tokens")                                                    \
+    X(PIPELINE_BUBBLE, "ds4_pipeline_bubble_ratio", GAUGE, NONE, "",                               \
+      "Share of stage time without work, last 10 s")                                               \
+    X(PREEMPTIONS, "ds4_preemptions_total", COUNTER, NONE, "reason=kv_capacity|restart",           \
+      "Running sequences set back")                                                                \
+    X(WORKER_UP, "ds4_worker_up", GAUGE, NONE, DS4_STAGE, "Heartbeat is fresh")                    \
+    X(WORKER_STATE, "ds4_worker_state", GAUGE, NONE,                                               \
+      DS4_STAGE ",state=starting|loading|idle|forming|ready|draining|failed",                      \
+      "Current state of the worker is 1")                                                          \
+    X(WORKER_INFO, "ds4_worker_info", INFO, NONE, DS4_STAGE, "What runs the stage")                \
+    X(WORKER_HEARTBEAT_AGE, "ds4_worker_heartbeat_age_seconds", GAUGE, NONE, DS4_STAGE,            \
+      "Age of the newest heartbeat")                                                               \
+    X(WORKER_RESTARTS, "ds4_worker_restarts_total", COUNTER, NONE,                                 \
+      DS4_STAGE ",exit=clean|70|71|72|75|78|79|signal",                                            \
+      "Workers come back, by how the one before left")                                             \
+    X(STAGE_BUSY, "ds4_stage_busy_seconds_total", COUNTER, NONE, DS4_STAGE, "Time in steps")       \
+    X(STAGE_WAIT, "ds4_stage_wait_seconds_total", COUNTER, NONE,                                   \
+      DS4_STAGE ",on=recv|send|token|command", "Idle time by cause")                               \
+    X(STAGE_STEPS, "ds4_stage_steps_total", COUNTER, NONE, DS4_STAGE, "Steps executed")            \
+    X(STAGE_MEMORY, "ds4_stage_memory_bytes", GAUGE, NONE, DS4_STAGE ",kind=weights|kv|rss",       \
+      "Memory of the stage")                                                                       \
+    X(GENERATION, "ds4_generation", GAUGE, NONE, "", "Formations of the cluster so far")           \
+    X(REFORM_SECONDS, "ds4_reform_seconds", HISTOGRAM, LATENCY, "", "Time of a formation")         \
+    X(REFORMS, "ds4_reforms_total", COUNTER, NONE, "result=ok|failed|timeout", "Formations")       \
+    X(REQUESTS_REPLAYED, "ds4_requests_replayed_total", COUNTER, NONE, "",                         \
+      "Requests computed anew after a restart")                                                    \
+    X(REQUESTS_FAILED_BY_RESTART, "ds4_requests_failed_by_restart_total", COUNTER, NONE, "",       \
+      "Requests ended by a restart")                                                               \
+    X(ZMQ_MESSAGES, "ds4_zmq_messages_total", COUNTER, NONE, "direction=in|out",                   \
+      "Messages between router and workers")                                                       \
+    X(ZMQ_DROPPED, "ds4_zmq_dropped_total", COUNTER, NONE,                                         \
+      "reason=version|generation|malformed|unknown_peer|full", "Messages dropped")                 \
+    X(KV_BLOCKS, "ds4_kv_blocks", GAUGE, NONE, "state=free|promised|live|cached|io",               \
+      "Cache blocks; the sum is constant")                                                         \
+    X(KV_SLOTS, "ds4_kv_slots", GAUGE, NONE, "state=free|used", "Sequence slots")                  \
+    X(KV_USAGE, "ds4_kv_usage_ratio", GAUGE, NONE, "", "Promised and live blocks of all")          \
+    X(KV_LOOKUPS, "ds4_kv_lookups_total", COUNTER, NONE, "result=hit_full|hit_partial|miss",       \
+      "Prefix look-ups")                                                                           \
+    X(KV_HIT_TOKENS, "ds4_kv_hit_tokens_total", COUNTER, NONE, "tier=hbm|host|disk",               \
+      "Prompt tokens found in the cache")                                                          \
+    X(KV_EVICTIONS, "ds4_kv_evictions_total", COUNTER, NONE,                                       \
+      "tier=hbm|host|disk,reason=capacity|ttl|stale|manual", "Prefixes evicted")                   \
+    X(KV_DIVERGED_TOKENS, "ds4_kv_diverged_tokens_total", COUNTER, NONE, "",                       \
+      "Prompt tokens behind the first difference to the cache")                                    \
+    X(KV_RECOMPUTED_TOKENS, "ds4_kv_recomputed_tokens_total", COUNTER, NONE, "",                   \
+      "Prompt tokens computed although a cached sequence shared its beginning")                    \
+    X(KV_INVARIANT_FAILURES, "ds4_kv_invariant_failures_total", COUNTER, NONE,                     \
+      "id=I1|I2|I3|I4|I5|I6|I7|I8|I9|I10|I11|I12|I13", "Broken invariants; must stay 0")           \
+    X(SPEC_DRAFT_TOKENS, "ds4_spec_draft_tokens_total", COUNTER, NONE, "method=dspark|mtp|ngram",  \
+      "Tokens drafted")                                                                            \
+    X(SPEC_ACCEPTED_TOKENS, "ds4_spec_accepted_tokens_total", COUNTER, NONE,                       \
+      "method=dspark|mtp|ngram", "Drafted tokens accepted")                                        \
+    X(SPEC_ACCEPT_LENGTH, "ds4_spec_accept_length", HISTOGRAM, ACCEPT, "method=dspark|mtp|ngram",  \
+      "Tokens per verified step")                                                                  \
+    X(TOOL_CALLS, "ds4_tool_calls_total", COUNTER, NONE,                                           \
+      DS4_APIS ",result=ok|recovered|rejected|truncated", "Tool calls in output")                  \
+    X(DSML_BLOCKS, "ds4_dsml_blocks_total", COUNTER, NONE, "spelling=exact|near",                  \
+      "Tool-call blocks read")                                                                     \
+    X(DSML_RECOVERED, "ds4_dsml_recovered_total", COUNTER, NONE,                                   \
+      "kind=invoke|fused|headless|nameless", "Damaged tool calls read")                            \
+    X(DSML_REJECTED, "ds4_dsml_rejected_total", COUNTER, NONE,                                     \
+      "reason=undeclared|required|ambiguous|fence|prose|unclosed|inline",                          \
+      "Possible tool calls left as text")                                                          \
+    X(DSML_STRAY_CLOSERS, "ds4_dsml_stray_closers_total", COUNTER, NONE, "",                       \
+      "Closing tags without an opener")                                                            \
+    X(DSML_EMPTY_BLOCKS, "ds4_dsml_empty_blocks_total", COUNTER, NONE, "",                         \
+      "Tool-call blocks without a call")                                                           \
+    X(DSML_UNDECLARED, "ds4_dsml_undeclared_total", COUNTER, NONE, "",                             \
+      "Calls of tools the request does not have")                                                  \
+    X(DSML_DUP_PARAMS, "ds4_dsml_dup_params_total", COUNTER, NONE, "", "Parameters given twice")   \
+    X(DSML_TRUNCATED, "ds4_dsml_truncated_total", COUNTER, NONE, "",                               \
+      "Calls cut by the end of output")                                                            \
+    X(DSML_COERCED_PARAMS, "ds4_dsml_coerced_params_total", COUNTER, NONE, "",                     \
+      "Values read by the schema because they were no JSON")                                       \
+    X(ENVELOPE_MISSING, "ds4_envelope_missing_total", COUNTER, NONE,                               \
+      "flag=pseudo_tag|budget_burn", "Turns with tools that tried to call without an envelope")    \
+    X(TOOL_REPLAY, "ds4_tool_replay_total", COUNTER, NONE,                                         \
+      "result=exact|canonical|edited|missing", "Tool calls in history by how they were restored")  \
+    X(TOOL_MEMORY_ENTRIES, "ds4_tool_memory_entries", GAUGE, NONE, "", "Remembered tool turns")    \
+    X(TOOL_MEMORY_BYTES, "ds4_tool_memory_bytes", GAUGE, NONE, "",                                 \
+      "Memory of remembered tool turns")                                                           \
+    X(REPLAY_MISSING_REASONING, "ds4_replay_missing_reasoning_total", COUNTER, NONE, DS4_APIS,     \
+      "Assistant turns that came back without their reasoning")                                    \
+    X(PROMPT_STRIPPED, "ds4_prompt_stripped_total", COUNTER, NONE,                                 \
+      "what=billing_header|empty_think|leaked_markup", "Text removed from prompts")                \
+    X(EFFORT_REQUESTS, "ds4_effort_requests_total", COUNTER, NONE, DS4_APIS "," DS4_EFFORTS,       \
+      "Requests by reasoning effort asked for and applied")                                        \
+    X(EFFORT_DOWNGRADES, "ds4_effort_downgrades_total", COUNTER, NONE,                             \
+      "from=max|high|low,to=high|low|off,reason=context|other",                                    \
+      "Reasoning effort lowered, visibly")                                                         \
+    X(PARAM_IGNORED, "ds4_param_ignored_total", COUNTER, NONE,                                     \
+      "field=logprobs|seed|best_of|service_tier|store|other", "Fields accepted but not honoured")  \
+    X(TRIPWIRES, "ds4_tripwires_total", COUNTER, NONE,                                             \
+      "kind=control_soup|repeat_line|fuzzy_phrase|token_loop|nan_logits|empty_output|no_progress", \
+      "Loops and faults noticed in output")                                                        \
+    X(NUDGES, "ds4_nudges_total", COUNTER, NONE,                                                   \
+      "mode=nudge|reopen,result=recovered|again|exhausted", "Recoveries from loops")               \
+    X(NONFINITE_ROWS, "ds4_nan_logit_rows_total", COUNTER, NONE, DS4_STAGE ",where=target|draft",  \
+      "Logits rows with NaN or Inf")                                                               \
+    X(PROBES, "ds4_canary_total", COUNTER, NONE, "result=ok|mismatch|timeout",                     \
+      "Probes with a known answer")                                                                \
+    X(PROBE_AGE, "ds4_canary_age_seconds", GAUGE, NONE, "", "Time since the last good probe")      \
+    X(PROCESS_CPU, "process_cpu_seconds_total", COUNTER, NONE, "", "User and system CPU time")     \
+    X(PROCESS_RSS, "process_resident_memory_bytes", GAUGE, NONE, "", "Resident memory")            \
+    X(PROCESS_FDS, "process_open_fds", GAUGE, NONE, "", "Open file descriptors")                   \
+    X(PROCESS_START, "process_start_time_seconds", GAUGE, NONE, "",                                \
+      "Start of the process, Unix time")
+/* clang-format on */
+
+#endif

@@ -1,0 +1,309 @@
+/* Metrics: series, histograms, labels outside their lists, exposition. */
+#include "common/metrics.h"
+
+#include "common/metrics_family.h"
+
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+static int start(void **state)
+{
+    *state = ds4_metrics_new("ds4-tiny", NULL);
+    return *state == NULL ? -1 : 0;
+}
+
+static int stop(void **state)
+{
+    ds4_metrics_free(*state);
+    return 0;
+}
+
+/* The exposition; the caller frees it. */
+static char *render(const struct ds4_metrics *m, enum ds4_metrics_format format)
+{
+    struct ds4_buf out;
+
+    ds4_buf_init(&out, (size_t)8 << 20);
+    assert_int_equal(ds4_metrics_render(m, format, &out), 0);
+    return ds4_buf_take(&out, NULL);
+}
+
+static void assert_shows(const struct ds4_metrics *m, const char *line)
+{
+    char *text = render(m, DS4_METRICS_PROMETHEUS);
+
+    if (strstr(text, line) == NULL)
+        fail_msg("missing: %s in\n%s", line, text);
+    free(text);
+}
+
+static void assert_hides(const struct ds4_metrics *m, const char *line)
+{
+    char *text = render(m, DS4_METRICS_PROMETHEUS);
+
+    if (strstr(text, line) != NULL)
+        fail_msg("present: %s", line);
+    free(text);
+}
+
+static void counters_count_per_series(void **state)
+{
+    struct ds4_metrics *m = *state;
+
+    ds4_metric_add(m, DS4_M_FINISH, 1, "chat", "stop");
+    ds4_metric_add(m, DS4_M_FINISH, 2, "messages", "cancelled");
+    ds4_metric_add(m, DS4_M_FINISH, 1, "chat", "stop");
+    assert_true(ds4_metric_value(m, DS4_M_FINISH, ds4_metric_labels("chat", "stop")) == 2);
+    assert_true(ds4_metric_value(m, DS4_M_FINISH, ds4_metric_labels("messages", "cancelled")) == 2);
+    assert_true(ds4_metric_value(m, DS4_M_FINISH, ds4_metric_labels("chat", "eos")) == 0);
+    assert_shows(m, "ds4_finish_total{model=\"ds4-tiny\",api=\"chat\",reason=\"stop\"} 2\n");
+    assert_shows(m,
+                 "ds4_finish_total{model=\"ds4-tiny\",api=\"messages\",reason=\"cancelled\"} 2\n");
+    assert_hides(m, "reason=\"eos\"");
+}
+
+static void small_counters_start_at_zero_and_large_ones_unseen(void **state)
+{
+    assert_shows(*state, "ds4_decode_steps_total{model=\"ds4-tiny\"} 0\n");
+    assert_shows(*state, "ds4_reforms_total{model=\"ds4-tiny\",result=\"failed\"} 0\n");
+    assert_hides(*state, "ds4_http_requests_total");
+    assert_hides(*state, "ds4_ready");
+}
+
+static void histograms_are_cumulative(void **state)
+{
+    struct ds4_metrics *m = *state;
+
+    ds4_metric_observe(m, DS4_M_SPEC_ACCEPT_LENGTH, 1, "mtp");
+    ds4_metric_observe(m, DS4_M_SPEC_ACCEPT_LENGTH, 2.5, "mtp");
+    ds4_metric_observe(m, DS4_M_SPEC_ACCEPT_LENGTH, 100, "mtp");
+    ds4_metric_observe(m, DS4_M_SPEC_ACCEPT_LENGTH, NAN, "mtp");
+    assert_true(ds4_metric_value(m, DS4_M_SPEC_ACCEPT_LENGTH, ds4_metric_labels("mtp")) == 3);
+    assert_shows(m,
+                 "# TYPE ds4_spec_accept_length histogram\n"
+                 "ds4_spec_accept_length_bucket{model=\"ds4-tiny\",method=\"mtp\",le=\"1\"} 1\n"
+                 "ds4_spec_accept_length_bucket{model=\"ds4-tiny\",method=\"mtp\",le=\"2\"} 1\n"
+                 "ds4_spec_accept_length_bucket{model=\"ds4-tiny\",method=\"mtp\",le=\"3\"} 2\n");
+    assert_shows(m, "le=\"8\"} 2\n"
+                    "ds4_spec_accept_length_bucket{model=\"ds4-tiny\",method=\"mtp\",le=\"+Inf\"} "
+                    "3\n"
+                    "ds4_spec_accept_length_sum{model=\"ds4-tiny\",method=\"mtp\"} 103.5\n"
+                    "ds4_spec_accept_length_count{model=\"ds4-tiny\",method=\"mtp\"} 3\n");
+}
+
+static void values_outside_the_lists_are_counted_not_shown(void **state)
+{
+    struct ds4_metrics *m = *state;
+
+    ds4_metric_add(m, DS4_M_HTTP_REQUESTS, 1, "chat", "BREW", "418");
+    assert_shows(m, "endpoint=\"chat\",method=\"other\",code=\"other\"} 1\n");
+    ds4_metric_add(m, DS4_M_FINISH, 1, "chat", "\"} 1\nforged 1");
+    ds4_metric_add(m, DS4_M_FINISH, 1, "chat");
+    ds4_metric_add(m, DS4_M_FINISH, 1, "chat", "stop", "more");
+    assert_true(ds4_metric_value(m, DS4_M_UNKNOWN_LABELS, ds4_metric_labels()) == 3);
+    assert_hides(m, "forged");
+}
+
+static void a_state_is_one_of_its_list(void **state)
+{
+    struct ds4_metrics *m = *state;
+
+    ds4_metric_choose(m, DS4_M_STATE, "loading");
+    ds4_metric_choose(m, DS4_M_STATE, "ready");
+    assert_shows(m, "state=\"loading\"} 0\n");
+    assert_shows(m, "state=\"ready\"} 1\n");
+    ds4_metric_choose(m, DS4_M_WORKER_STATE, ds4_metric_stage(3), "failed");
+    assert_shows(m, "stage=\"3\",state=\"failed\"} 1\n");
+    assert_shows(m, "stage=\"3\",state=\"ready\"} 0\n");
+    assert_hides(m, "stage=\"2\"");
+}
+
+static void a_hidden_gauge_comes_back_when_set(void **state)
+{
+    struct ds4_metrics *m = *state;
+
+    ds4_metric_set(m, DS4_M_WORKER_UP, 1, ds4_metric_stage(0));
+    assert_shows(m, "ds4_worker_up{model=\"ds4-tiny\",stage=\"0\"} 1\n");
+    ds4_metric_hide(m, DS4_M_WORKER_UP, ds4_metric_stage(0));
+    assert_hides(m, "ds4_worker_up");
+    ds4_metric_set(m, DS4_M_WORKER_UP, 0, ds4_metric_stage(0));
+    assert_shows(m, "ds4_worker_up{model=\"ds4-tiny\",stage=\"0\"} 0\n");
+}
+
+static void info_texts_are_escaped(void **state)
+{
+    struct ds4_metrics *m = *state;
+    const struct ds4_metric_pair pairs[] = {{"version", "0.1"}, {"commit", "a\"b\\c\nd"}};
+
+    assert_int_equal(ds4_metrics_set_info(m, DS4_M_BUILD_INFO, -1, pairs, 1, NULL), 0);
+    assert_int_equal(ds4_metrics_set_info(m, DS4_M_BUILD_INFO, -1, pairs, 2, NULL), 0);
+    assert_int_equal(ds4_metrics_set_info(m, DS4_M_WORKER_INFO, 2, pairs, 1, NULL), 0);
+    assert_shows(m, "# TYPE ds4_build_info gauge\n"
+                    "ds4_build_info{model=\"ds4-tiny\",version=\"0.1\",commit=\"a\\\"b\\\\c\\nd\"} "
+                    "1\n# HELP");
+    assert_shows(m, "ds4_worker_info{model=\"ds4-tiny\",stage=\"2\",version=\"0.1\"} 1\n");
+}
+
+static void no_registry_means_no_metrics(void **state)
+{
+    (void)state;
+    ds4_metric_add(NULL, DS4_M_FINISH, 1, "chat", "stop");
+    ds4_metric_set(NULL, DS4_M_READY, 1);
+    ds4_metric_observe(NULL, DS4_M_QUEUE_SECONDS, 1, "chat");
+    ds4_metric_choose(NULL, DS4_M_STATE, "ready");
+    ds4_metric_hide(NULL, DS4_M_READY);
+    ds4_metrics_read_process(NULL);
+    assert_int_equal(ds4_metrics_set_info(NULL, DS4_M_BUILD_INFO, -1, NULL, 0, NULL), 0);
+    ds4_metrics_free(NULL);
+}
+
+#define N_THREADS 4
+#define N_ADDS    20000
+
+static void *add_many(void *arg)
+{
+    for (int i = 0; i < N_ADDS; i++) {
+        ds4_metric_add((struct ds4_metrics *)arg, DS4_M_DECODE_STEPS, 1);
+        ds4_metric_observe((struct ds4_metrics *)arg, DS4_M_STEP_GAP_SECONDS, 0.5);
+    }
+    return NULL;
+}
+
+static void threads_lose_no_observation(void **state)
+{
+    pthread_t threads[N_THREADS];
+
+    for (int i = 0; i < N_THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, add_many, *state), 0);
+    for (int i = 0; i < N_THREADS; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    assert_true(ds4_metric_value(*state, DS4_M_DECODE_STEPS, ds4_metric_labels()) ==
+                N_THREADS * N_ADDS);
+    assert_true(ds4_metric_value(*state, DS4_M_STEP_GAP_SECONDS, ds4_metric_labels()) ==
+                N_THREADS * N_ADDS);
+    assert_shows(*state, "ds4_step_gap_seconds_sum{model=\"ds4-tiny\"} 40000\n");
+}
+
+static void the_process_is_measured(void **state)
+{
+    ds4_metrics_read_process(*state);
+    assert_true(ds4_metric_value(*state, DS4_M_PROCESS_RSS, ds4_metric_labels()) > 100000);
+    assert_true(ds4_metric_value(*state, DS4_M_PROCESS_FDS, ds4_metric_labels()) >= 3);
+    assert_true(ds4_metric_value(*state, DS4_M_PROCESS_START, ds4_metric_labels()) > 1e9);
+}
+
+/* Touches every series of every metric, the most that a scrape can be. */
+static void touch_everything(struct ds4_metrics *m)
+{
+    const struct ds4_metric_pair pair = {"version", "1"};
+
+    for (int id = 0; id < DS4_N_METRICS; id++) {
+        if (m->families[id].type == DS4_METRIC_INFO)
+            assert_int_equal(ds4_metrics_set_info(m, (enum ds4_metric)id, -1, &pair, 1, NULL), 0);
+        for (size_t s = 0; s < m->families[id].n_series; s++)
+            atomic_store(&m->families[id].touched[s], true);
+    }
+}
+
+static void a_full_exposition_is_accepted_by_promtool(void **state)
+{
+    char *text;
+    size_t written = 0;
+    ssize_t n;
+    int pipe_fd[2], status = -1;
+    pid_t child;
+
+    touch_everything(*state);
+    text = render(*state, DS4_METRICS_PROMETHEUS);
+    assert_int_equal(pipe(pipe_fd), 0);
+    child = fork();
+    if (child == 0) {
+        (void)dup2(pipe_fd[0], STDIN_FILENO);
+        (void)close(pipe_fd[0]);
+        (void)close(pipe_fd[1]);
+        (void)execlp("promtool", "promtool", "check", "metrics", (char *)NULL);
+        _exit(127);
+    }
+    (void)close(pipe_fd[0]);
+    while (written < strlen(text)) {
+        n = write(pipe_fd[1], text + written, strlen(text) - written);
+        if (n <= 0)
+            break;
+        written += (size_t)n;
+    }
+    (void)close(pipe_fd[1]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    free(text);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 127) {
+        print_message("promtool is not installed\n");
+        skip();
+    }
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void openmetrics_differs_where_it_must(void **state)
+{
+    char *text;
+
+    ds4_metric_add((struct ds4_metrics *)*state, DS4_M_DECODE_STEPS, 1);
+    text = render(*state, DS4_METRICS_OPENMETRICS);
+    assert_non_null(strstr(text, "# TYPE ds4_decode_steps counter\n"
+                                 "ds4_decode_steps_total{model=\"ds4-tiny\"} 1\n"));
+    assert_string_equal(text + strlen(text) - 6, "# EOF\n");
+    free(text);
+}
+
+static void names_follow_the_conventions(void **state)
+{
+    const struct ds4_metrics *m = *state;
+    const char *name;
+
+    for (int id = 0; id < DS4_N_METRICS; id++) {
+        name = m->families[id].name;
+        assert_true(strncmp(name, "ds4_", 4) == 0 || strncmp(name, "process_", 8) == 0);
+        assert_int_equal(m->families[id].type == DS4_METRIC_COUNTER,
+                         ds4_str_ends(ds4_str_view(name), DS4_STR("_total")));
+        assert_int_equal(m->families[id].type == DS4_METRIC_INFO,
+                         ds4_str_ends(ds4_str_view(name), DS4_STR("_info")));
+        assert_int_equal(m->families[id].type == DS4_METRIC_HISTOGRAM,
+                         m->families[id].buckets->n > 0);
+        for (size_t b = 1; b < m->families[id].buckets->n; b++)
+            assert_true(m->families[id].buckets->le[b - 1] < m->families[id].buckets->le[b]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(counters_count_per_series, start, stop),
+        cmocka_unit_test_setup_teardown(small_counters_start_at_zero_and_large_ones_unseen, start,
+                                        stop),
+        cmocka_unit_test_setup_teardown(histograms_are_cumulative, start, stop),
+        cmocka_unit_test_setup_teardown(values_outside_the_lists_are_counted_not_shown, start,
+                                        stop),
+        cmocka_unit_test_setup_teardown(a_state_is_one_of_its_list, start, stop),
+        cmocka_unit_test_setup_teardown(a_hidden_gauge_comes_back_when_set, start, stop),
+        cmocka_unit_test_setup_teardown(info_texts_are_escaped, start, stop),
+        cmocka_unit_test(no_registry_means_no_metrics),
+        cmocka_unit_test_setup_teardown(threads_lose_no_observation, start, stop),
+        cmocka_unit_test_setup_teardown(the_process_is_measured, start, stop),
+        cmocka_unit_test_setup_teardown(a_full_exposition_is_accepted_by_promtool, start, stop),
+        cmocka_unit_test_setup_teardown(openmetrics_differs_where_it_must, start, stop),
+        cmocka_unit_test_setup_teardown(names_follow_the_conventions, start, stop),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
