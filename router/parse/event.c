@@ -1,0 +1,87 @@
+/* Step 14: the event list.  Appends never report failure one by one: `failed` is sticky and the
+ * parser's feed looks at it once at its end. */
+#include "router/parse/event.h"
+
+void ds4_events_init(struct ds4_events *events, size_t max_text_bytes)
+{
+    *events = (struct ds4_events){0};
+    ds4_buf_init(&events->text, max_text_bytes);
+}
+
+void ds4_events_deinit(struct ds4_events *events)
+{
+    DS4_VEC_DEINIT(&events->list);
+    ds4_buf_deinit(&events->text);
+}
+
+void ds4_events_clear(struct ds4_events *events)
+{
+    events->list.len = 0;
+    events->failed = false;
+    ds4_buf_clear(&events->text);
+}
+
+static void push(struct ds4_events *events, const struct ds4_event *event, struct ds4_str text)
+{
+    struct ds4_event copy = *event;
+
+    copy.text_at = events->text.len;
+    copy.text_len = text.len;
+    if (ds4_buf_append_str(&events->text, text) != 0 || DS4_VEC_PUSH(&events->list, copy) != 0)
+        events->failed = true;
+}
+
+void ds4_events_push_text(struct ds4_events *events, enum ds4_event_kind kind, uint32_t call,
+                          struct ds4_str text)
+{
+    struct ds4_event *last = NULL;
+
+    if (text.len == 0)
+        return;
+    if (events->list.len > 0)
+        last = &events->list.ptr[events->list.len - 1];
+    if (last != NULL && last->kind == kind && last->call == call) {
+        if (ds4_buf_append_str(&events->text, text) != 0)
+            events->failed = true;
+        else
+            last->text_len += text.len;
+        return;
+    }
+    push(events, &(struct ds4_event){.kind = kind, .call = call}, text);
+}
+
+void ds4_events_push_begin(struct ds4_events *events, uint32_t call, const char *id,
+                           struct ds4_str name)
+{
+    struct ds4_event event = {.kind = DS4_EVENT_CALL_BEGIN, .call = call};
+
+    memcpy(event.id, id, sizeof(event.id));
+    push(events, &event, name);
+}
+
+void ds4_events_push_end(struct ds4_events *events, uint32_t call, bool incomplete)
+{
+    struct ds4_event event = {.kind = DS4_EVENT_CALL_END, .call = call, .incomplete = incomplete};
+
+    push(events, &event, (struct ds4_str){"", 0});
+}
+
+void ds4_events_push_finish(struct ds4_events *events, const struct ds4_finish *finish)
+{
+    struct ds4_event event = {.kind = DS4_EVENT_FINISH, .finish = *finish};
+
+    push(events, &event, (struct ds4_str){"", 0});
+}
+
+const char *ds4_finish_name(enum ds4_finish_reason reason)
+{
+    switch (reason) {
+    case DS4_FINISH_STOP:
+        return "stop";
+    case DS4_FINISH_LENGTH:
+        return "length";
+    case DS4_FINISH_TOOL_CALLS:
+        return "tool_calls";
+    }
+    return "stop";
+}

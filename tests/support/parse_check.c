@@ -1,0 +1,157 @@
+/* The parser's promises as one function, for the unit tests and the fuzzer. */
+#include "tests/support/parse_check.h"
+
+#include "common/json_text.h"
+
+#define MAX_TEXT_BYTES ((size_t)1 << 28)
+#define MAX_PIECE      40
+
+uint64_t parse_check_random(uint64_t *state)
+{
+    uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15));
+
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+void parse_check_fill(void *ctx, void *out, size_t n)
+{
+    unsigned char *bytes = out;
+
+    for (size_t i = 0; i < n; i++)
+        bytes[i] = (unsigned char)parse_check_random(ctx);
+}
+
+int parse_check_whole(const struct ds4_parse_config *config, struct ds4_str text,
+                      enum ds4_engine_finish engine, struct ds4_turn *turn)
+{
+    struct ds4_stream *s = ds4_stream_new(config, NULL);
+    struct ds4_events events;
+    int rc = -1;
+
+    ds4_events_init(&events, MAX_TEXT_BYTES);
+    if (s != NULL && ds4_stream_feed(s, text, &events, NULL) == 0 &&
+        ds4_stream_finish(s, engine, &events, NULL) == 0)
+        rc = ds4_turn_add(turn, &events, NULL);
+    ds4_events_deinit(&events);
+    ds4_stream_free(s);
+    return rc;
+}
+
+static bool is_prefix(const struct ds4_buf *part, const struct ds4_buf *all)
+{
+    return ds4_str_starts(ds4_buf_view(all), ds4_buf_view(part));
+}
+
+static const char *compare_prefix(const struct ds4_turn *part, const struct ds4_turn *all)
+{
+    if (!is_prefix(&part->reasoning, &all->reasoning))
+        return "reasoning is no prefix of its final value";
+    if (!is_prefix(&part->content, &all->content))
+        return "content is no prefix of its final value";
+    if (part->calls.len > all->calls.len)
+        return "a call was announced that is not in the result";
+    for (size_t i = 0; i < part->calls.len; i++) {
+        if (!ds4_str_equal(ds4_buf_view(&part->calls.ptr[i].name),
+                           ds4_buf_view(&all->calls.ptr[i].name)))
+            return "a call changed its name";
+        if (!is_prefix(&part->calls.ptr[i].arguments, &all->calls.ptr[i].arguments))
+            return "arguments are no prefix of their final value";
+    }
+    return NULL;
+}
+
+static const char *compare_final(const struct ds4_turn *a, const struct ds4_turn *b)
+{
+    const char *wrong = compare_prefix(a, b);
+
+    if (wrong != NULL)
+        return wrong;
+    if (a->reasoning.len != b->reasoning.len || a->content.len != b->content.len)
+        return "the text is shorter when cut into pieces";
+    if (a->calls.len != b->calls.len)
+        return "fewer calls when cut into pieces";
+    for (size_t i = 0; i < a->calls.len; i++)
+        if (a->calls.ptr[i].arguments.len != b->calls.ptr[i].arguments.len ||
+            a->calls.ptr[i].incomplete != b->calls.ptr[i].incomplete)
+            return "a call differs when cut into pieces";
+    if (a->finish.reason != b->finish.reason || a->finish.stop_string != b->finish.stop_string ||
+        a->finish.pseudo_tag != b->finish.pseudo_tag ||
+        a->finish.truncated_tool_args != b->finish.truncated_tool_args ||
+        a->finish.truncated_in_reasoning != b->finish.truncated_in_reasoning)
+        return "the finish differs when cut into pieces";
+    return NULL;
+}
+
+static const char *check_arguments(const struct ds4_turn *turn)
+{
+    for (size_t i = 0; i < turn->calls.len; i++) {
+        struct ds4_str text = ds4_buf_view(&turn->calls.ptr[i].arguments);
+        if (turn->calls.ptr[i].incomplete)
+            continue;
+        if (text.len == 0 || text.ptr[0] != '{' || !ds4_jt_valid(text, DS4_JT_MAX_DEPTH))
+            return "the arguments of a complete call are not a JSON object";
+    }
+    return NULL;
+}
+
+/* The end of a piece that starts at `from`, moved on to the next character. */
+static size_t next_cut(struct ds4_str text, size_t from, uint64_t *seed)
+{
+    uint64_t r = parse_check_random(seed);
+    size_t to = from + 1 + (size_t)((r & 1) != 0 ? 0 : (r >> 1) % MAX_PIECE);
+
+    while (to < text.len && ((unsigned char)text.ptr[to] & 0xc0) == 0x80)
+        to++;
+    return to < text.len ? to : text.len;
+}
+
+static const char *feed_pieces(struct ds4_stream *s, struct ds4_str text, uint64_t seed,
+                               struct ds4_turn *turn, const struct ds4_turn *whole)
+{
+    const char *wrong = NULL;
+    struct ds4_events events;
+
+    ds4_events_init(&events, MAX_TEXT_BYTES);
+    for (size_t from = 0, to; from < text.len && wrong == NULL; from = to) {
+        to = next_cut(text, from, &seed);
+        if (ds4_stream_feed(s, (struct ds4_str){text.ptr + from, to - from}, &events, NULL) != 0 ||
+            ds4_turn_add(turn, &events, NULL) != 0)
+            wrong = "feeding failed";
+        else
+            wrong = compare_prefix(turn, whole);
+        ds4_events_clear(&events);
+    }
+    ds4_events_deinit(&events);
+    return wrong;
+}
+
+const char *parse_check(const struct ds4_parse_config *config, struct ds4_str text,
+                        enum ds4_engine_finish engine, uint64_t seed)
+{
+    struct ds4_stream *s = ds4_stream_new(config, NULL);
+    struct ds4_turn whole, pieces;
+    struct ds4_events events;
+    const char *wrong;
+
+    ds4_events_init(&events, MAX_TEXT_BYTES);
+    ds4_turn_init(&whole, MAX_TEXT_BYTES);
+    ds4_turn_init(&pieces, MAX_TEXT_BYTES);
+    if (s == NULL || parse_check_whole(config, text, engine, &whole) != 0)
+        wrong = "parsing failed";
+    else
+        wrong = feed_pieces(s, text, seed, &pieces, &whole);
+    if (wrong == NULL && (ds4_stream_finish(s, engine, &events, NULL) != 0 ||
+                          ds4_turn_add(&pieces, &events, NULL) != 0))
+        wrong = "finishing failed";
+    if (wrong == NULL)
+        wrong = compare_final(&pieces, &whole);
+    if (wrong == NULL)
+        wrong = check_arguments(&whole);
+    ds4_turn_deinit(&whole);
+    ds4_turn_deinit(&pieces);
+    ds4_events_deinit(&events);
+    ds4_stream_free(s);
+    return wrong;
+}

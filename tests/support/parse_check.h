@@ -1,0 +1,25 @@
+/* What must hold of the output parser for any text and any way of cutting it. */
+#ifndef DS4_TESTS_SUPPORT_PARSE_CHECK_H
+#define DS4_TESTS_SUPPORT_PARSE_CHECK_H
+
+#include "router/parse/stream.h"
+#include "router/parse/turn.h"
+
+/* Parses `text` (valid UTF-8) as one piece into `turn`, which the caller has initialised. */
+int parse_check_whole(const struct ds4_parse_config *config, struct ds4_str text,
+                      enum ds4_engine_finish engine, struct ds4_turn *turn);
+
+/* Parses `text` whole and in pieces drawn from `seed`.  NULL if
+ *   - both give the same reasoning, content, calls and finish,
+ *   - after every piece the values so far are prefixes of the final ones,
+ *   - the arguments of every complete call are one JSON object;
+ * else what is wrong, as static text. */
+const char *parse_check(const struct ds4_parse_config *config, struct ds4_str text,
+                        enum ds4_engine_finish engine, uint64_t seed);
+
+/* splitmix64. */
+uint64_t parse_check_random(uint64_t *state);
+/* A `random` for struct ds4_parse_config; ctx is a uint64_t. */
+void parse_check_fill(void *ctx, void *out, size_t n);
+
+#endif
