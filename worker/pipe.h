@@ -10,6 +10,7 @@
 #include "common/err.h"
 #include "proto/message.h"
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -44,6 +45,9 @@ struct ds4_pipe_config {
     int32_t max_step_tok; /* rows per step */
     int32_t max_seqs;     /* entries per record */
     int32_t depth;        /* steps in flight: n_stage */
+    /* May be NULL; borrowed while the pipe is open.  Once true, open() and every wait give up with
+     * DS4_E_CANCELLED: abort() needs a pipe, and open() has not returned one yet. */
+    const atomic_bool *cancel;
 };
 
 struct ds4_pipe_ops {
