@@ -1,0 +1,91 @@
+/* One running sequence: its tokens, how much of them is posted and acknowledged, its lease.
+ *
+ *   token[0 .. len)        known: the prompt, then what was sampled
+ *   position < n_acked     state exists on every stage
+ *   position < n_posted    state will exist once the posted steps are done
+ *
+ * The next entry starts at n_posted.  A decode entry may run the newest known token or, from the ring,
+ * the one that the sequence's newest posted step is about to sample: n_posted <= len.  Never further.
+ *
+ *   PREFILL -> DECODE -> DRAINING -> (kept for its prefix | closed)
+ *      +--------------------^
+ *
+ * DRAINING: the answer is over, posted steps are still out; their tokens belong to nobody, but the rows
+ * they write are counted. */
+#ifndef DS4_ROUTER_SCHED_SEQ_H
+#define DS4_ROUTER_SCHED_SEQ_H
+
+#include "common/err.h"
+#include "proto/message.h"
+#include "router/sched/budget.h"
+#include "router/sched/prefix.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct ds4_request;
+
+enum ds4_seq_state { DS4_SEQ_PREFILL, DS4_SEQ_DECODE, DS4_SEQ_DRAINING };
+
+struct ds4_seq {
+    uint64_t id;
+    enum ds4_seq_state state;
+    struct ds4_request *req; /* borrowed; NULL once its answer is over, and for probes */
+    struct ds4_tokens token; /* owned */
+    int32_t n_prompt;
+    int32_t max_pos; /* a token sampled for max_pos - 1 is the last */
+    int32_t n_posted;
+    int32_t n_acked;
+    int32_t hi; /* as in struct ds4_prefix_entry */
+    int32_t install_pos;
+    int32_t n_flight;  /* posted entries not acknowledged */
+    int64_t last_step; /* newest step with an entry of it, -1 none */
+    bool opened;       /* an open was posted */
+    bool paused;       /* no further decode entries for now */
+    bool spoiled;      /* its rows must not be reused */
+    int32_t n_block_sent;
+    const struct ds4_kv_lease *lease; /* live; the holder is this sequence */
+    uint64_t salt;
+    int32_t group; /* decode group, -1 none; kept by batch.c */
+};
+
+/* What a sequence contributes to a step. */
+struct ds4_pick {
+    struct ds4_seq *seq;
+    enum ds4_entry_kind kind;
+    int32_t base_pos;
+    int32_t n_tok;
+    bool sample;
+    int64_t from_step; /* -1: the token is known */
+};
+
+/* A sequence over n_prompt tokens (copied) whose first start_pos are already computed. */
+struct ds4_seq *ds4_seq_new(uint64_t id, const int32_t *prompt, int32_t n_prompt, int32_t max_pos,
+                            int32_t start_pos, struct ds4_err *err);
+/* Frees the tokens; the lease is the scheduler's. */
+void ds4_seq_free(struct ds4_seq *seq);
+
+/* Is there a decode entry to post, now or after tokens come: the sequence is in DECODE and its last
+ * allowed position is not posted. */
+bool ds4_seq_wants_decode(const struct ds4_seq *seq);
+/* ... and may it be posted now. */
+bool ds4_seq_can_decode(const struct ds4_seq *seq);
+
+/* The next prefill chunk of at most max_tok rows.  It ends at a multiple of DS4_CHUNK_ALIGN_TOK unless it is
+ * the last of the prompt (or max_tok is below that number).  False if there is nothing to post or no
+ * room for it. */
+#define DS4_CHUNK_ALIGN_TOK 128
+bool ds4_seq_next_chunk(struct ds4_seq *seq, int32_t max_tok, struct ds4_pick *pick);
+/* The next decode entry; only if ds4_seq_can_decode. */
+void ds4_seq_next_decode(struct ds4_seq *seq, struct ds4_pick *pick);
+
+/* Books a pick as posted in step step_no. */
+void ds4_seq_posted(struct ds4_seq *seq, const struct ds4_pick *pick, int64_t step_no);
+
+/* Books the acknowledgement of an entry that was posted as base_pos, n_tok.  Checks position, epoch,
+ * flags and token ids against what was posted; DS4_E_PROTOCOL names what is off.  Appends the sampled
+ * tokens. */
+int ds4_seq_acked(struct ds4_seq *seq, int32_t base_pos, int32_t n_tok, bool sample, int32_t vocab,
+                  const struct ds4_token_entry *entry, struct ds4_err *err) DS4_MUST_CHECK;
+
+#endif
