@@ -239,9 +239,13 @@ struct ds4_accept {
 struct ds4_accept ds4_request_accept(struct ds4_request *req, const struct ds4_token_entry *entry,
                                      int32_t limit, int64_t now_ns, struct ds4_err *err);
 
-/* Ends the request: flushes what the parser holds back, moves to DRAINING, DONE, calls `done`.  The
- * request must not be touched afterwards.  ERROR and CANCELLED take the error from *err. */
+/* The outcome is decided: flushes what the parser holds back (unless end is ERROR or CANCELLED), moves to
+ * DRAINING, fills *result.  A parser may turn EOS into TOOL_CALLS, and a failure of the flush into an
+ * error.  err may be NULL for ends that are no errors. */
 void ds4_request_finish(struct ds4_request *req, enum ds4_end end, enum ds4_reason reason,
-                        int32_t stop_id, int64_t now_ns, const struct ds4_err *err);
+                        int32_t stop_id, int64_t now_ns, const struct ds4_err *err,
+                        struct ds4_request_result *result);
+/* DONE: calls `done`.  The request must not be touched afterwards. */
+void ds4_request_deliver(struct ds4_request *req, const struct ds4_request_result *result);
 
 #endif

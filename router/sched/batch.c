@@ -49,14 +49,6 @@ static int32_t extreme_group(const struct ds4_batch *batch, bool largest)
     return best;
 }
 
-static int join_group(struct ds4_batch *batch, struct ds4_seq *seq, int32_t g)
-{
-    if (DS4_VEC_PUSH(&batch->group[g].member, seq) != 0)
-        return -1;
-    seq->group = g;
-    return 0;
-}
-
 static bool remove_from(struct ds4_seqs *list, const struct ds4_seq *seq)
 {
     for (size_t i = 0; i < list->len; i++) {
@@ -69,33 +61,37 @@ static bool remove_from(struct ds4_seqs *list, const struct ds4_seq *seq)
     return false;
 }
 
-/* Moves the newest member of group `from`; room in `to` is certain because removal freed or growth
- * reserved it, and if memory is out the member simply stays where it is. */
+/* Moves the newest member of group `from`.  Every group has room for every sequence there is
+ * (ds4_batch_start_decode reserves it), so this cannot fail. */
 static void move_one(struct ds4_batch *batch, int32_t from, int32_t to)
 {
     struct ds4_seqs *list = &batch->group[from].member;
+    struct ds4_seqs *dest = &batch->group[to].member;
 
-    if (join_group(batch, list->ptr[list->len - 1], to) == 0)
-        list->len--;
+    assert(dest->len < dest->cap);
+    dest->ptr[dest->len++] = list->ptr[--list->len];
+    dest->ptr[dest->len - 1]->group = to;
 }
 
-/* Groups number `want` and balanced. */
+/* After a removal: no more groups than wanted, sizes within one. */
 static void balance(struct ds4_batch *batch)
 {
     int32_t want = groups_for(batch, batch->n_decode);
 
-    while (batch->n_group < want)
-        batch->group[batch->n_group++].last_step = -1;
     while (batch->n_group > want) {
+        int32_t last = batch->n_group - 1;
+        struct ds4_batch_group gone;
         int32_t g = extreme_group(batch, false);
-        struct ds4_batch_group gone = batch->group[g];
 
-        if (gone.member.len > 0)
-            break; /* shrinks only when a group ran empty: membership is sticky */
-        batch->group[g] = batch->group[batch->n_group - 1];
+        /* The smallest takes the last place, and its members (mostly none) find new groups. */
+        gone = batch->group[g];
+        batch->group[g] = batch->group[last];
         for (size_t i = 0; i < batch->group[g].member.len; i++)
             batch->group[g].member.ptr[i]->group = g;
-        batch->group[--batch->n_group] = gone;
+        batch->group[last] = gone;
+        batch->n_group = last;
+        while (batch->group[last].member.len > 0 && last > 0)
+            move_one(batch, last, extreme_group(batch, false));
     }
     for (int32_t guard = batch->n_decode; guard > 0 && batch->n_group > 1; guard--) {
         int32_t from = extreme_group(batch, true), to = extreme_group(batch, false);
@@ -115,18 +111,23 @@ int ds4_batch_add_prefill(struct ds4_batch *batch, struct ds4_seq *seq, struct d
 
 int ds4_batch_start_decode(struct ds4_batch *batch, struct ds4_seq *seq, struct ds4_err *err)
 {
+    int32_t n_group = groups_for(batch, batch->n_decode + 1);
+    struct ds4_seqs *home;
+
     assert(seq->group < 0);
-    batch->n_decode++;
-    while (batch->n_group < groups_for(batch, batch->n_decode))
-        batch->group[batch->n_group++].last_step = -1;
-    if (join_group(batch, seq, extreme_group(batch, false)) != 0) {
-        batch->n_decode--;
-        balance(batch);
-        return ds4_fail(err, DS4_E_NOMEM, "no memory for a decode group");
-    }
+    n_group = n_group > batch->n_group ? n_group : batch->n_group;
+    for (int32_t g = 0; g < n_group; g++)
+        if (DS4_VEC_RESERVE(&batch->group[g].member, (size_t)batch->n_decode + 1) != 0)
+            return ds4_fail(err, DS4_E_NOMEM, "no memory for a decode group");
     if (batch->prefill.len > 0 && batch->prefill.ptr[0] == seq)
         batch->turn = 0;
     remove_from(&batch->prefill, seq);
+    batch->n_decode++;
+    while (batch->n_group < n_group)
+        batch->group[batch->n_group++].last_step = -1;
+    seq->group = extreme_group(batch, false);
+    home = &batch->group[seq->group].member;
+    home->ptr[home->len++] = seq;
     return 0;
 }
 

@@ -1,0 +1,721 @@
+/* The engine's life: generations, the queue, admission, ends (step 4).
+ *
+ * Admission is first come, first served and all or nothing: the head of the queue gets a slot and the
+ * promise of every block its prompt and answer can need, evicting idle prefixes (oldest first, never
+ * the one it continues) only when that is enough to admit it; else it waits and so do those behind it.
+ * A waiting prompt therefore never starves behind smaller ones, and nothing admitted runs out later.
+ * Invariant: a lease is held by exactly one of a sequence, an idle prefix, the probe. */
+#include "router/sched/sched.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "router/sched/engine.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+#define DS4_RETRY_MIN_MS 1000
+#define DS4_RETRY_MAX_MS 120000
+#define DS4_PROBE_TOK    1 /* positions a probe writes */
+
+static int32_t or_default(int32_t value, int32_t fallback)
+{
+    return value > 0 ? value : fallback;
+}
+
+struct ds4_sched *ds4_sched_new(const struct ds4_sched_config *config,
+                                const struct ds4_sched_port *port, struct ds4_err *err)
+{
+    struct ds4_sched *s;
+    struct ds4_sched_config *c;
+
+    if (config->vocab < 1) {
+        ds4_fail(err, DS4_E_INVALID, "a vocabulary of %d ids", config->vocab);
+        return NULL;
+    }
+    s = calloc(1, sizeof(*s));
+    if (s == NULL) {
+        ds4_fail(err, DS4_E_NOMEM, "no memory for the scheduler");
+        return NULL;
+    }
+    s->config = *config;
+    c = &s->config;
+    c->max_seqs = or_default(c->max_seqs, 8);
+    c->default_max_new = or_default(c->default_max_new, 16384);
+    c->queue_max = or_default(c->queue_max, 64);
+    c->queue_ms = or_default(c->queue_ms, 120000);
+    c->chunk_tok = or_default(c->chunk_tok, 512);
+    c->hot_window_tok = or_default(c->hot_window_tok, 120);
+    c->step_ms = or_default(c->step_ms, 30000);
+    c->prefill_ms = or_default(c->prefill_ms, 120000);
+    c->probe_ms = or_default(c->probe_ms, 10000);
+    s->port = *port;
+    s->next_seq = 1;
+    if (config->metrics != NULL) {
+        s->meters = ds4_meters_new(config->metrics, err);
+        if (s->meters == NULL) {
+            ds4_sched_free(s);
+            return NULL;
+        }
+    }
+    return s;
+}
+
+void ds4_sched_shape(const struct ds4_sched *s, struct ds4_form *form)
+{
+    int32_t rows = s->config.chunk_tok;
+
+    form->max_seqs =
+        s->config.max_seqs < DS4_MAX_STEP_ENTRIES ? s->config.max_seqs : DS4_MAX_STEP_ENTRIES;
+    if (rows > DS4_MAX_STEP_TOK - form->max_seqs)
+        rows = DS4_MAX_STEP_TOK - form->max_seqs;
+    form->max_step_tok = rows + form->max_seqs;
+}
+
+/* ---- one generation ------------------------------------------------------------------------------ */
+
+static void drop_generation(struct ds4_sched *s)
+{
+    for (size_t i = 0; i < s->seqs.len; i++)
+        ds4_seq_free(s->seqs.ptr[i]);
+    DS4_VEC_DEINIT(&s->seqs);
+    ds4_prefix_deinit(&s->prefix);
+    ds4_batch_deinit(&s->batch);
+    ds4_budget_free(s->budget);
+    s->budget = NULL;
+    s->probe = NULL;
+    s->probe_lease = NULL;
+    free(s->slot_open);
+    s->slot_open = NULL;
+    DS4_VEC_DEINIT(&s->close_slot);
+    for (int32_t i = 0; i < DS4_MAX_INFLIGHT; i++)
+        free(s->posted[i].entry);
+    memset(s->posted, 0, sizeof(s->posted));
+    free(s->pick);
+    free(s->entry);
+    free(s->open);
+    free(s->token);
+    s->pick = NULL;
+    s->entry = NULL;
+    s->open = NULL;
+    s->token = NULL;
+    s->n_posted = 0;
+    s->first_posted = 0;
+    s->n_running = 0;
+    s->started = false;
+    s->failed = false;
+}
+
+static int alloc_step(struct ds4_sched *s)
+{
+    size_t n = (size_t)s->form.max_seqs;
+
+    s->pick = calloc(n, sizeof(*s->pick));
+    s->entry = calloc(n, sizeof(*s->entry));
+    s->open = calloc(n, sizeof(*s->open));
+    s->token = calloc((size_t)s->form.max_step_tok, sizeof(*s->token));
+    s->slot_open = calloc((size_t)s->form.n_slots, sizeof(*s->slot_open));
+    if (s->pick == NULL || s->entry == NULL || s->open == NULL || s->token == NULL ||
+        s->slot_open == NULL || DS4_VEC_RESERVE(&s->close_slot, (size_t)s->form.n_slots) != 0)
+        return -1;
+    for (int32_t i = 0; i < s->max_inflight; i++) {
+        s->posted[i].entry = calloc(n, sizeof(*s->posted[i].entry));
+        if (s->posted[i].entry == NULL)
+            return -1;
+    }
+    return 0;
+}
+
+int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form, int64_t now_ns,
+                    struct ds4_err *err)
+{
+    /* One step runs while the next waits at stage 0, so a single stage needs two. */
+    int32_t inflight = or_default(s->config.inflight, form->n_stage > 2 ? form->n_stage : 2);
+
+    if (s->started)
+        return ds4_fail(err, DS4_E_BUG, "generation %u is still running", s->form.generation);
+    if (form->n_slots < 2 || form->max_seqs < 1 || form->max_seqs > DS4_MAX_STEP_ENTRIES ||
+        form->max_step_tok <= form->max_seqs || form->context_tok < 2)
+        return ds4_fail(
+            err, DS4_E_INVALID,
+            "%d slots, %d sequences and %d rows per step, %d context tokens cannot work",
+            form->n_slots, form->max_seqs, form->max_step_tok, form->context_tok);
+    s->form = *form;
+    s->max_inflight = inflight < DS4_MAX_INFLIGHT ? inflight : DS4_MAX_INFLIGHT;
+    s->budget = ds4_budget_new(form->n_blocks, form->n_slots, form->context_tok, err);
+    if (s->budget == NULL)
+        return -1;
+    ds4_prefix_init(&s->prefix, s->config.hot_window_tok);
+    ds4_batch_init(&s->batch, form->n_stage, form->max_seqs, form->max_step_tok,
+                   form->max_step_tok - form->max_seqs < s->config.chunk_tok
+                       ? form->max_step_tok - form->max_seqs
+                       : s->config.chunk_tok);
+    if (alloc_step(s) != 0) {
+        drop_generation(s);
+        return ds4_fail(err, DS4_E_NOMEM, "no memory for generation %u", form->generation);
+    }
+    s->probe_lease = ds4_budget_reserve(s->budget, DS4_PROBE_TOK, err);
+    if (s->probe_lease == NULL) {
+        drop_generation(s);
+        return -1;
+    }
+    s->next_step = 0;
+    s->last_ack_ns = now_ns;
+    s->last_token_ns = 0;
+    s->started = true;
+    return 0;
+}
+
+bool ds4_sched_is_started(const struct ds4_sched *s)
+{
+    return s->started;
+}
+
+/* ---- ends ---------------------------------------------------------------------------------------- */
+
+/* The request's last moments: flush, count, `done`.  It is gone afterwards. */
+static void finish_request(struct ds4_sched *s, struct ds4_request *req, enum ds4_end end,
+                           enum ds4_reason reason, int32_t stop_id, int64_t now_ns,
+                           const struct ds4_err *err)
+{
+    enum ds4_request_state phase = req->state;
+    struct ds4_request_result result;
+
+    ds4_request_finish(req, end, reason, stop_id, now_ns, err, &result);
+    ds4_meters_done(s->meters, req, result.end, phase);
+    if (s->last_done_ns != 0) {
+        int64_t gap = now_ns - s->last_done_ns;
+
+        s->done_interval_ns = s->done_interval_ns == 0 ? gap : (3 * s->done_interval_ns + gap) / 4;
+    }
+    s->last_done_ns = now_ns;
+    ds4_request_deliver(req, &result);
+}
+
+void ds4_engine_close_slot(struct ds4_sched *s, int32_t slot)
+{
+    if (!s->slot_open[slot])
+        return;
+    s->slot_open[slot] = false;
+    assert(s->close_slot.len < s->close_slot.cap); /* reserved for every slot once */
+    s->close_slot.ptr[s->close_slot.len++] = slot;
+}
+
+static void forget_seq(struct ds4_sched *s, struct ds4_seq *seq)
+{
+    for (size_t i = 0; i < s->seqs.len; i++)
+        if (s->seqs.ptr[i] == seq) {
+            s->seqs.ptr[i] = s->seqs.ptr[--s->seqs.len];
+            break;
+        }
+    ds4_seq_free(seq);
+}
+
+void ds4_engine_settle(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns)
+{
+    struct ds4_prefix_entry entry;
+    struct ds4_err err = {0};
+
+    assert(seq->n_flight == 0 && seq->req == NULL);
+    if (seq == s->probe) {
+        s->probe = NULL;
+        forget_seq(s, seq);
+        return;
+    }
+    /* Only tokens that were run have state; the newest sampled one usually has none yet. */
+    if (!seq->spoiled && seq->n_acked > 0 && (size_t)seq->n_acked <= seq->token.len) {
+        seq->token.len = (size_t)seq->n_acked;
+        entry = (struct ds4_prefix_entry){
+            .token = seq->token,
+            .hi = seq->hi,
+            .install_pos = seq->install_pos,
+            .salt = seq->salt,
+            .used_ns = now_ns,
+            .lease = seq->lease,
+        };
+        if (ds4_prefix_insert(&s->prefix, &entry, &err) == 0) {
+            seq->token = (struct ds4_tokens){0};
+            if (ds4_budget_retain(s->budget, seq->lease, seq->n_acked, &err) == 0) {
+                forget_seq(s, seq);
+                return;
+            }
+            entry = ds4_prefix_take(&s->prefix, (int32_t)s->prefix.entry.len - 1);
+            DS4_VEC_DEINIT(&entry.token);
+        }
+        ds4_log(DS4_LOG_ERROR, "sched.retain", "seq=%" PRIu64 " error=\"%s\"", seq->id, err.msg);
+    }
+    ds4_engine_close_slot(s, seq->lease->slot);
+    ds4_budget_release(s->budget, &seq->lease);
+    forget_seq(s, seq);
+}
+
+void ds4_engine_end(struct ds4_sched *s, struct ds4_seq *seq, enum ds4_end end,
+                    enum ds4_reason reason, int32_t stop_id, int64_t now_ns,
+                    const struct ds4_err *err)
+{
+    struct ds4_request *req = seq->req;
+
+    ds4_batch_remove(&s->batch, seq);
+    seq->state = DS4_SEQ_DRAINING;
+    seq->req = NULL;
+    s->n_running--;
+    if (seq->n_flight == 0)
+        ds4_engine_settle(s, seq, now_ns);
+    finish_request(s, req, end, reason, stop_id, now_ns, err);
+}
+
+void ds4_sched_stop(struct ds4_sched *s, enum ds4_reason reason, const struct ds4_err *why,
+                    int64_t now_ns)
+{
+    struct ds4_seqs seqs = s->seqs;
+
+    if (!s->started)
+        return;
+    /* The generation is gone before the first callback runs, so that nothing a callback does can
+     * reach it. */
+    s->seqs = (struct ds4_seqs){0};
+    drop_generation(s);
+    for (size_t i = 0; i < seqs.len; i++) {
+        if (seqs.ptr[i]->req != NULL)
+            finish_request(s, seqs.ptr[i]->req, DS4_END_ERROR, reason, -1, now_ns, why);
+        ds4_seq_free(seqs.ptr[i]);
+    }
+    DS4_VEC_DEINIT(&seqs);
+}
+
+/* ---- the queue ----------------------------------------------------------------------------------- */
+
+static void unlink_queued(struct ds4_sched *s, struct ds4_request *req)
+{
+    struct ds4_request **at = &s->head, *before = NULL;
+
+    while (*at != req) {
+        before = *at;
+        at = &(*at)->next;
+    }
+    *at = req->next;
+    if (s->tail == req)
+        s->tail = before;
+    req->next = NULL;
+    s->n_queued--;
+}
+
+static struct ds4_request *pop_queued(struct ds4_sched *s)
+{
+    struct ds4_request *req = s->head;
+
+    if (req != NULL)
+        unlink_queued(s, req);
+    return req;
+}
+
+void ds4_sched_fail_queue(struct ds4_sched *s, enum ds4_reason reason, const struct ds4_err *why,
+                          int64_t now_ns)
+{
+    struct ds4_request *req;
+
+    while ((req = pop_queued(s)) != NULL)
+        finish_request(s, req, DS4_END_ERROR, reason, -1, now_ns, why);
+}
+
+void ds4_sched_drain(struct ds4_sched *s)
+{
+    s->drained = true;
+}
+
+void ds4_sched_free(struct ds4_sched *s)
+{
+    struct ds4_err why = {.code = DS4_E_UNAVAILABLE, .msg = "the server is stopping"};
+
+    if (s == NULL)
+        return;
+    ds4_sched_stop(s, DS4_REASON_DRAINING, &why, s->last_ack_ns);
+    ds4_sched_fail_queue(s, DS4_REASON_DRAINING, &why, s->last_ack_ns);
+    ds4_meters_free(s->meters);
+    free(s);
+}
+
+/* When a place in the queue will probably be free: what the last ends took, times those before. */
+static int32_t retry_after_ms(const struct ds4_sched *s)
+{
+    int64_t ms = s->done_interval_ns / DS4_NS_PER_MS * (s->n_queued + 1);
+
+    if (ms < DS4_RETRY_MIN_MS)
+        return DS4_RETRY_MIN_MS;
+    return ms > DS4_RETRY_MAX_MS ? DS4_RETRY_MAX_MS : (int32_t)ms;
+}
+
+/* Fits the request into the context and the cache of the newest generation.  Idempotent; called at
+ * submit, and again at admission because another generation may be smaller. */
+static int fit_request(const struct ds4_sched *s, struct ds4_request *req, enum ds4_reason *reason,
+                       struct ds4_err *err)
+{
+    int32_t context = s->form.context_tok, left;
+
+    if (context == 0)
+        return 0; /* no generation yet */
+    *reason = DS4_REASON_CONTEXT;
+    if (req->n_prompt >= context)
+        return ds4_fail(err, DS4_E_TOO_LONG, "prompt has %d tokens, context is %d tokens",
+                        req->n_prompt, context);
+    left = context - req->n_prompt;
+    req->context_tok = context;
+    if (req->max_new > left) {
+        req->max_new = left;
+        req->max_new_reduced = true;
+    }
+    if (s->budget == NULL)
+        return 0;
+    *reason = DS4_REASON_KV_CAPACITY;
+    if (ds4_budget_fits(s->budget, req->n_prompt + req->max_new, err) != 0)
+        return -1;
+    *reason = DS4_REASON_NONE;
+    return 0;
+}
+
+static int check_request(const struct ds4_sched *s, struct ds4_request *req,
+                         enum ds4_reason *reason, int32_t *wait_ms, struct ds4_err *err)
+{
+    if (s->drained) {
+        *reason = DS4_REASON_DRAINING;
+        *wait_ms = DS4_RETRY_MIN_MS;
+        return ds4_fail(err, DS4_E_UNAVAILABLE, "the server is stopping");
+    }
+    *reason = DS4_REASON_INVALID;
+    if (req->n_prompt < 1)
+        return ds4_fail(err, DS4_E_INVALID, "the prompt is empty");
+    for (int32_t t = 0; t < req->n_prompt; t++)
+        if (req->prompt[t] < 0 || req->prompt[t] >= s->config.vocab)
+            return ds4_fail(err, DS4_E_INVALID, "prompt token %d is %d, the vocabulary has %d", t,
+                            req->prompt[t], s->config.vocab);
+    if (req->max_new <= 0)
+        req->max_new = s->config.default_max_new;
+    if (req->max_new > INT32_MAX / 2 - req->n_prompt)
+        req->max_new = INT32_MAX / 2 - req->n_prompt;
+    if (fit_request(s, req, reason, err) != 0)
+        return -1;
+    if (s->n_queued >= s->config.queue_max) {
+        *reason = DS4_REASON_QUEUE_FULL;
+        *wait_ms = retry_after_ms(s);
+        return ds4_fail(err, DS4_E_BUSY, "%d requests are waiting already", s->n_queued);
+    }
+    *reason = DS4_REASON_NONE;
+    return 0;
+}
+
+int ds4_sched_submit(struct ds4_sched *s, struct ds4_request *req, int64_t now_ns,
+                     enum ds4_reason *reason, int32_t *wait_ms, struct ds4_err *err)
+{
+    enum ds4_reason why = DS4_REASON_NONE;
+    int32_t wait = 0;
+    int rc = check_request(s, req, &why, &wait, err);
+
+    if (rc == 0)
+        rc = ds4_request_move(req, DS4_REQUEST_CHECKED, err);
+    if (rc == 0)
+        rc = ds4_request_move(req, DS4_REQUEST_QUEUED, err);
+    if (reason != NULL)
+        *reason = why;
+    if (wait_ms != NULL)
+        *wait_ms = wait;
+    if (rc != 0) {
+        ds4_meters_refused(s->meters, why);
+        return -1;
+    }
+    req->timing.queued_ns = now_ns;
+    req->next = NULL;
+    if (s->tail != NULL)
+        s->tail->next = req;
+    else
+        s->head = req;
+    s->tail = req;
+    s->n_queued++;
+    ds4_meters_started(s->meters, req);
+    return 0;
+}
+
+static struct ds4_seq *seq_of(const struct ds4_sched *s, const struct ds4_request *req)
+{
+    for (size_t i = 0; i < s->seqs.len; i++)
+        if (s->seqs.ptr[i]->req == req)
+            return s->seqs.ptr[i];
+    return NULL;
+}
+
+void ds4_sched_cancel(struct ds4_sched *s, struct ds4_request *req, enum ds4_cancel why,
+                      int64_t now_ns)
+{
+    struct ds4_err err = {.code = DS4_E_CANCELLED};
+    struct ds4_seq *seq;
+
+    if (req->state == DS4_REQUEST_DRAINING || req->state == DS4_REQUEST_DONE)
+        return;
+    req->cancel = why;
+    req->cancel_asked = true;
+    if (req->delivering)
+        return; /* whoever called the sink looks at cancel_asked next */
+    snprintf(err.msg, sizeof(err.msg), "cancelled: %s", ds4_cancel_text(why));
+    seq = seq_of(s, req);
+    if (seq != NULL) {
+        ds4_engine_end(s, seq, DS4_END_CANCELLED, DS4_REASON_NONE, -1, now_ns, &err);
+    } else if (req->state == DS4_REQUEST_QUEUED) {
+        unlink_queued(s, req);
+        finish_request(s, req, DS4_END_CANCELLED, DS4_REASON_NONE, -1, now_ns, &err);
+    }
+}
+
+void ds4_sched_pause(struct ds4_sched *s, struct ds4_request *req, bool paused)
+{
+    struct ds4_seq *seq = seq_of(s, req);
+
+    if (seq != NULL)
+        seq->paused = paused;
+}
+
+/* ---- admission ----------------------------------------------------------------------------------- */
+
+static void evict(struct ds4_sched *s, int32_t index)
+{
+    struct ds4_prefix_entry entry = ds4_prefix_take(&s->prefix, index);
+
+    ds4_meters_evicted(s->meters, entry.lease->n_block);
+    ds4_engine_close_slot(s, entry.lease->slot);
+    ds4_budget_release(s->budget, &entry.lease);
+    DS4_VEC_DEINIT(&entry.token);
+}
+
+/* Could cap_tok be had if every idle prefix but `keep` went?  Asked first, so that nothing is evicted
+ * for a request that cannot be admitted anyway. */
+static bool worth_evicting(const struct ds4_sched *s, int32_t cap_tok, int32_t keep)
+{
+    struct ds4_budget_sums sums;
+
+    ds4_budget_sums(s->budget, &sums);
+    if (keep >= 0)
+        return ds4_budget_blocks(cap_tok) <= sums.free + sums.cached;
+    return ds4_budget_blocks(cap_tok) <= sums.free + sums.cached &&
+           sums.slots_free + sums.slots_cached > 0;
+}
+
+/* A live lease for the request: the hit's, cut back, or a new one.  NULL: not now.  *hit is changed to
+ * what was really used. */
+static const struct ds4_kv_lease *get_lease(struct ds4_sched *s, int32_t cap_tok,
+                                            struct ds4_prefix_hit *hit, struct ds4_err *err)
+{
+    const struct ds4_kv_lease *lease;
+
+    for (;;) {
+        int32_t victim;
+
+        if (hit->index >= 0) {
+            lease = s->prefix.entry.ptr[hit->index].lease;
+            if (ds4_budget_resume(s->budget, lease, hit->start, cap_tok, err) == 0)
+                return lease;
+        } else {
+            lease = ds4_budget_reserve(s->budget, cap_tok, err);
+            if (lease != NULL)
+                return lease;
+        }
+        victim =
+            worth_evicting(s, cap_tok, hit->index) ? ds4_prefix_oldest(&s->prefix, hit->index) : -1;
+        if (victim < 0)
+            return NULL;
+        evict(s, victim);
+        if (hit->index == (int32_t)s->prefix.entry.len)
+            hit->index = victim; /* take() moved the last entry into the gap */
+    }
+}
+
+static void lease_back(struct ds4_sched *s, const struct ds4_kv_lease *lease)
+{
+    ds4_engine_close_slot(s, lease->slot);
+    ds4_budget_release(s->budget, &lease);
+}
+
+static struct ds4_seq *make_seq(struct ds4_sched *s, struct ds4_request *req,
+                                const struct ds4_kv_lease *lease, struct ds4_prefix_hit *hit,
+                                struct ds4_err *err)
+{
+    struct ds4_prefix_entry old = {0};
+    struct ds4_seq *seq = ds4_seq_new(s->next_seq, req->prompt, req->n_prompt,
+                                      req->n_prompt + req->max_new, hit->start, err);
+
+    if (hit->index >= 0)
+        old = ds4_prefix_take(&s->prefix, hit->index);
+    DS4_VEC_DEINIT(&old.token);
+    if (seq == NULL)
+        goto fail;
+    if (DS4_VEC_PUSH(&s->seqs, seq) != 0) {
+        ds4_fail(err, DS4_E_NOMEM, "no memory for a sequence");
+        goto fail;
+    }
+    if (ds4_batch_add_prefill(&s->batch, seq, err) != 0) {
+        s->seqs.len--;
+        goto fail;
+    }
+    s->next_seq++;
+    seq->hi = old.hi;
+    seq->install_pos = old.install_pos;
+    seq->lease = lease;
+    seq->salt = req->salt;
+    seq->req = req;
+    req->seq = seq->id;
+    s->n_running++;
+    return seq;
+
+fail:
+    ds4_seq_free(seq);
+    lease_back(s, lease);
+    return NULL;
+}
+
+/* Runs after every sink call: a callback may have asked to cancel its own request. */
+static void obey_cancel(struct ds4_sched *s, struct ds4_request *req, int64_t now_ns)
+{
+    if (req->cancel_asked)
+        ds4_sched_cancel(s, req, req->cancel, now_ns);
+}
+
+/* Admits the head of the queue; false if it has to wait. */
+static bool admit_head(struct ds4_sched *s, int64_t now_ns)
+{
+    struct ds4_request *req = s->head;
+    enum ds4_reason reason = DS4_REASON_INTERNAL;
+    struct ds4_prefix_hit hit = {.index = -1};
+    const struct ds4_kv_lease *lease;
+    struct ds4_err err = {0};
+
+    if (fit_request(s, req, &reason, &err) != 0) {
+        unlink_queued(s, req);
+        finish_request(s, req, DS4_END_ERROR, reason, -1, now_ns, &err);
+        return true;
+    }
+    if (!req->no_cache_reads)
+        hit = ds4_prefix_find(&s->prefix, req->prompt, req->n_prompt, req->salt);
+    lease = get_lease(s, req->n_prompt + req->max_new, &hit, &err);
+    if (lease == NULL)
+        return false;
+    unlink_queued(s, req);
+    if (make_seq(s, req, lease, &hit, &err) == NULL ||
+        ds4_request_move(req, DS4_REQUEST_PREFILL, &err) != 0) {
+        finish_request(s, req, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
+        return true;
+    }
+    req->usage.prompt_tok = req->n_prompt;
+    req->usage.cached_tok = hit.start;
+    req->timing.admitted_ns = now_ns;
+    s->prompt_tok += (uint64_t)(req->n_prompt - hit.start);
+    s->cached_tok += (uint64_t)hit.start;
+    ds4_meters_admitted(s->meters, req, &hit);
+    if (req->sink.admitted != NULL) {
+        req->delivering = true;
+        req->sink.admitted(req->sink.owner, hit.start);
+        req->delivering = false;
+        obey_cancel(s, req, now_ns);
+    }
+    return true;
+}
+
+/* One list, one limit: the head is always the first to run out of time. */
+static void expire_queue(struct ds4_sched *s, int64_t now_ns)
+{
+    struct ds4_err err = {0};
+
+    while (s->head != NULL &&
+           now_ns - s->head->timing.queued_ns >= s->config.queue_ms * DS4_NS_PER_MS) {
+        struct ds4_request *req = pop_queued(s);
+
+        ds4_fail(&err, DS4_E_TIMEOUT, "no place became free within %d ms", s->config.queue_ms);
+        finish_request(s, req, DS4_END_ERROR, DS4_REASON_QUEUE_TIMEOUT, -1, now_ns, &err);
+    }
+}
+
+/* A step of one token through all stages when nothing else shows that they live. */
+static void probe(struct ds4_sched *s, int64_t now_ns)
+{
+    int32_t id = 0;
+    struct ds4_err err = {0};
+    struct ds4_seq *seq;
+
+    if (s->n_posted > 0 || s->probe != NULL ||
+        (s->last_token_ns != 0 && now_ns - s->last_ack_ns < s->config.probe_ms * DS4_NS_PER_MS))
+        return;
+    seq = ds4_seq_new(s->next_seq, &id, DS4_PROBE_TOK, DS4_PROBE_TOK + 1, 0, &err);
+    if (seq == NULL || DS4_VEC_PUSH(&s->seqs, seq) != 0) {
+        ds4_seq_free(seq);
+        return;
+    }
+    if (ds4_batch_add_prefill(&s->batch, seq, &err) != 0) {
+        s->seqs.len--;
+        ds4_seq_free(seq);
+        return;
+    }
+    s->next_seq++;
+    ds4_budget_renew(s->budget, s->probe_lease);
+    seq->lease = s->probe_lease;
+    s->probe = seq;
+}
+
+void ds4_sched_pump(struct ds4_sched *s, int64_t now_ns)
+{
+    expire_queue(s, now_ns);
+    if (!s->started || s->failed)
+        return;
+    while (s->head != NULL && s->n_running < s->config.max_seqs && admit_head(s, now_ns)) {
+    }
+    while (ds4_engine_post(s, now_ns)) {
+    }
+    probe(s, now_ns);
+    if (s->probe != NULL)
+        ds4_engine_post(s, now_ns);
+}
+
+int64_t ds4_sched_next_ns(const struct ds4_sched *s)
+{
+    int64_t next = INT64_MAX;
+
+    if (s->head != NULL)
+        next = s->head->timing.queued_ns + s->config.queue_ms * DS4_NS_PER_MS;
+    if (s->started && s->n_posted == 0) {
+        int64_t at = s->last_token_ns == 0 ? s->last_ack_ns
+                                           : s->last_ack_ns + s->config.probe_ms * DS4_NS_PER_MS;
+
+        next = at < next ? at : next;
+    }
+    return next;
+}
+
+void ds4_sched_stats(const struct ds4_sched *s, struct ds4_sched_stats *stats)
+{
+    struct ds4_budget_sums sums = {0};
+
+    if (s->budget != NULL)
+        ds4_budget_sums(s->budget, &sums);
+    *stats = (struct ds4_sched_stats){
+        .queued = s->n_queued,
+        .idle = (int32_t)s->prefix.entry.len,
+        .inflight = s->n_posted,
+        .steps_posted = s->next_step,
+        .steps_done = s->next_step - s->n_posted,
+        .last_token_ns = s->last_token_ns,
+        .oldest_queued_ns = s->head == NULL ? 0 : s->head->timing.queued_ns,
+        .blocks_free = sums.free,
+        .blocks_promised = sums.promised,
+        .blocks_live = sums.live,
+        .blocks_cached = sums.cached,
+        .blocks_total = sums.total,
+        .generated_tok = s->generated_tok,
+        .prompt_tok = s->prompt_tok,
+        .cached_tok = s->cached_tok,
+    };
+    for (size_t i = 0; i < s->seqs.len; i++) {
+        const struct ds4_seq *seq = s->seqs.ptr[i];
+
+        if (seq == s->probe)
+            continue;
+        stats->prefilling += seq->state == DS4_SEQ_PREFILL;
+        stats->decoding += seq->state == DS4_SEQ_DECODE;
+        stats->draining += seq->state == DS4_SEQ_DRAINING;
+    }
+}

@@ -1,0 +1,281 @@
+/* The engine's heartbeat: building and posting steps, and booking what comes back (steps 5, 6, 12).
+ *
+ * Posting: batch.c says who; here the picks become wire entries: the lease's new blocks, an open for
+ * a sequence the stages do not know yet, the closes that have piled up.  Closes come first in a step, so
+ * a slot can change hands within it.
+ * Acknowledging: steps come back in order, entry by entry as posted.  A record that contradicts what was
+ * posted means that router and stages disagree about the caches; nothing but a new generation helps.
+ * Invariant: a sequence is freed only when no posted entry refers to it. */
+#include "common/clock.h"
+#include "common/log.h"
+#include "router/sched/engine.h"
+
+#include <assert.h>
+#include <inttypes.h>
+
+/* ---- posting ------------------------------------------------------------------------------------- */
+
+static void fill_open(const struct ds4_seq *seq, struct ds4_seq_open *open)
+{
+    const struct ds4_request *req = seq->req;
+
+    *open = (struct ds4_seq_open){
+        .seq = seq->id,
+        .slot = seq->lease->slot,
+        .epoch = seq->lease->epoch,
+        .n_prompt = seq->n_prompt,
+        .max_pos = seq->max_pos,
+        .sampling = {.top_p = 1,
+                     .repetition_penalty = 1,
+                     .n_logprobs = -1,
+                     .think_close_id = -1,
+                     .force_close_at = -1},
+    };
+    if (req == NULL)
+        return; /* a probe: greedy, no stop ids */
+    open->sampling = req->sampling;
+    /* ignore_stop is about the model's own ids; those of the client still count. */
+    for (int32_t i = req->ignore_stop ? req->n_model_stop_id : 0; i < req->n_stop_id; i++)
+        open->stop_id[open->n_stop++] = req->stop_id[i];
+}
+
+static int fill_entry(struct ds4_sched *s, const struct ds4_pick *pick, struct ds4_step *step,
+                      struct ds4_step_entry *entry, struct ds4_err *err)
+{
+    struct ds4_seq *seq = pick->seq;
+    int32_t end = pick->base_pos + pick->n_tok;
+    int32_t first, n;
+
+    if (ds4_budget_fill(s->budget, seq->lease, end, &first, &n, err) != 0)
+        return -1;
+    if (!seq->opened) {
+        fill_open(seq, &s->open[step->n_open++]);
+        seq->opened = true;
+        s->slot_open[seq->lease->slot] = true;
+    }
+    *entry = (struct ds4_step_entry){
+        .seq = seq->id,
+        .slot = seq->lease->slot,
+        .epoch = seq->lease->epoch,
+        .kind = pick->kind,
+        .base_pos = pick->base_pos,
+        .n_tok = pick->n_tok,
+        .sample = pick->sample,
+        .from_step = pick->from_step,
+        .first_tok = step->n_tok,
+        .cap_tok = seq->lease->cap_tok < seq->lease->n_block * DS4_BLOCK_TOK
+                       ? seq->lease->cap_tok
+                       : seq->lease->n_block * DS4_BLOCK_TOK,
+        .first_block = seq->n_block_sent,
+        .n_block = seq->lease->n_block - seq->n_block_sent,
+        .block = seq->lease->block + seq->n_block_sent,
+    };
+    seq->n_block_sent = seq->lease->n_block;
+    for (int32_t t = 0; t < pick->n_tok; t++)
+        s->token[step->n_tok++] =
+            pick->from_step >= 0 ? 0 : seq->token.ptr[(size_t)(pick->base_pos + t)];
+    return 0;
+}
+
+/* After its last prompt row is posted a sequence decodes. */
+static int advance(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_err *err)
+{
+    if (seq->state != DS4_SEQ_PREFILL || seq->n_posted < seq->n_prompt)
+        return 0;
+    if (seq == s->probe) {
+        ds4_batch_remove(&s->batch, seq);
+        seq->state = DS4_SEQ_DRAINING;
+        return 0;
+    }
+    if (ds4_batch_start_decode(&s->batch, seq, err) != 0)
+        return -1;
+    seq->state = DS4_SEQ_DECODE;
+    return 0;
+}
+
+static int build_and_send(struct ds4_sched *s, int32_t n_pick, struct ds4_posted_step *posted,
+                          struct ds4_err *err)
+{
+    struct ds4_step step = {
+        .generation = s->form.generation,
+        .step_no = s->next_step,
+        .n_close = (int32_t)s->close_slot.len,
+        .close_slot = s->close_slot.ptr,
+        .open = s->open,
+        .entry = s->entry,
+        .token = s->token,
+    };
+    int32_t n_decode = 0;
+
+    for (int32_t i = 0; i < n_pick; i++) {
+        const struct ds4_pick *pick = &s->pick[i];
+
+        if (fill_entry(s, pick, &step, &s->entry[i], err) != 0)
+            return -1;
+        step.n_entry++;
+        posted->entry[i] = (struct ds4_posted_entry){
+            .seq = pick->seq,
+            .base_pos = pick->base_pos,
+            .n_tok = pick->n_tok,
+            .sample = pick->sample,
+        };
+        posted->prefill |= pick->kind == DS4_ENTRY_PREFILL;
+        n_decode += pick->kind == DS4_ENTRY_DECODE;
+    }
+    posted->n_entry = step.n_entry;
+    if (s->port.send_step(s->port.owner, &step, err) != 0)
+        return -1;
+    ds4_meters_step(s->meters, n_decode, step.n_tok - n_decode, step.n_entry);
+    return 0;
+}
+
+bool ds4_engine_post(struct ds4_sched *s, int64_t now_ns)
+{
+    struct ds4_posted_step *posted;
+    struct ds4_err err = {0};
+    int32_t n;
+
+    if (s->failed || s->n_posted >= s->max_inflight)
+        return false;
+    n = ds4_batch_next(&s->batch, s->next_step, s->pick);
+    if (n == 0)
+        return false;
+    posted = &s->posted[(s->first_posted + s->n_posted) % s->max_inflight];
+    posted->step_no = s->next_step;
+    posted->posted_ns = now_ns;
+    posted->prefill = false;
+    if (build_and_send(s, n, posted, &err) != 0)
+        goto fail;
+    s->close_slot.len = 0;
+    s->n_posted++;
+    s->next_step++;
+    for (int32_t i = 0; i < n; i++)
+        ds4_seq_posted(s->pick[i].seq, &s->pick[i], posted->step_no);
+    for (int32_t i = 0; i < n; i++)
+        if (advance(s, s->pick[i].seq, &err) != 0)
+            goto fail;
+    return true;
+
+fail:
+    /* Half of the stages may have the step: this generation is over, ds4_sched_check_step says so. */
+    s->failed = true;
+    s->failure = err;
+    ds4_log(DS4_LOG_ERROR, "sched.post", "step=%" PRId64 " error=\"%s\"", s->next_step, err.msg);
+    return false;
+}
+
+int ds4_sched_check_step(const struct ds4_sched *s, int64_t now_ns, struct ds4_err *err)
+{
+    const struct ds4_posted_step *oldest = &s->posted[s->first_posted];
+    int64_t since, limit_ms = s->config.step_ms;
+
+    if (!s->started)
+        return 0;
+    if (s->failed)
+        return ds4_fail(err, s->failure.code, "%s", s->failure.msg);
+    if (s->n_posted == 0)
+        return 0;
+    /* The stages turn to a step when the one before is done. */
+    since = oldest->posted_ns > s->last_ack_ns ? oldest->posted_ns : s->last_ack_ns;
+    for (int32_t i = 0; i < s->n_posted; i++)
+        if (s->posted[(s->first_posted + i) % s->max_inflight].prefill)
+            limit_ms = s->config.prefill_ms;
+    if (now_ns - since < limit_ms * DS4_NS_PER_MS)
+        return 0;
+    return ds4_fail(err, DS4_E_TIMEOUT, "step %" PRId64 " is without answer for %" PRId64 " ms",
+                    oldest->step_no, (now_ns - since) / DS4_NS_PER_MS);
+}
+
+/* ---- acknowledging ------------------------------------------------------------------------------- */
+
+static void report_progress(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns)
+{
+    struct ds4_request *req = seq->req;
+
+    if (req->sink.progress == NULL)
+        return;
+    req->delivering = true;
+    req->sink.progress(req->sink.owner, seq->n_acked, req->n_prompt, req->usage.cached_tok);
+    req->delivering = false;
+    if (req->cancel_asked)
+        ds4_sched_cancel(s, req, req->cancel, now_ns);
+}
+
+/* What the request makes of its tokens. */
+static void deliver(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_token_entry *entry,
+                    int64_t now_ns)
+{
+    struct ds4_request *req = seq->req;
+    struct ds4_accept accept;
+    struct ds4_err err = {0};
+    int64_t gap_ns = req->timing.last_token_ns == 0 ? 0 : now_ns - req->timing.last_token_ns;
+
+    accept = ds4_request_accept(req, entry, req->max_new, now_ns, &err);
+    s->generated_tok += (uint64_t)accept.n_used;
+    ds4_meters_tokens(s->meters, accept.n_used, gap_ns, false);
+    if (req->cancel_asked)
+        ds4_sched_cancel(s, req, req->cancel, now_ns);
+    else if (accept.verdict == DS4_VERDICT_END)
+        ds4_engine_end(s, seq, accept.end, DS4_REASON_NONE, accept.stop_id, now_ns, NULL);
+    else if (accept.verdict == DS4_VERDICT_FAIL)
+        ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
+    else if ((entry->flags & DS4_TOKEN_ENDED) != 0) {
+        /* The stages will run nothing more of it, though nothing here says that it is over. */
+        ds4_fail(&err, DS4_E_PROTOCOL, "the last stage ended the sequence without a reason");
+        ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
+    }
+}
+
+static void acked_entry(struct ds4_sched *s, struct ds4_seq *seq,
+                        const struct ds4_token_entry *entry, int64_t now_ns)
+{
+    struct ds4_err err = {0};
+
+    if (seq->req == NULL) {
+        if (seq->n_flight == 0)
+            ds4_engine_settle(s, seq, now_ns);
+        return;
+    }
+    if ((entry->flags & DS4_TOKEN_NONFINITE) != 0) {
+        ds4_meters_tokens(s->meters, 0, 0, true);
+        ds4_fail(&err, DS4_E_CORRUPT, "the model produced numbers that are not finite");
+        ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
+    } else if (entry->n_token > 0) {
+        deliver(s, seq, entry, now_ns);
+    } else if (entry->pos <= seq->n_prompt) {
+        report_progress(s, seq, now_ns);
+    }
+}
+
+int ds4_sched_tokens(struct ds4_sched *s, const struct ds4_tokens_out *out, int64_t now_ns,
+                     struct ds4_err *err)
+{
+    struct ds4_posted_step *posted = &s->posted[s->first_posted];
+    bool good = false;
+
+    if (!s->started || out->generation != s->form.generation)
+        return ds4_fail(err, DS4_E_PROTOCOL, "tokens of generation %u", out->generation);
+    if (s->n_posted == 0 || out->step_no != posted->step_no || out->n_entry != posted->n_entry)
+        return ds4_fail(err, DS4_E_PROTOCOL,
+                        "tokens of step %" PRId64 " with %d entries, expected step %" PRId64
+                        " with %d",
+                        out->step_no, out->n_entry, s->n_posted == 0 ? -1 : posted->step_no,
+                        s->n_posted == 0 ? 0 : posted->n_entry);
+    /* All checks before the first effect: a bad record must not be half booked. */
+    for (int32_t i = 0; i < out->n_entry; i++) {
+        const struct ds4_posted_entry *p = &posted->entry[i];
+
+        if (ds4_seq_acked(p->seq, p->base_pos, p->n_tok, p->sample, s->config.vocab, &out->entry[i],
+                          err) != 0)
+            return -1;
+        good |= (out->entry[i].flags & DS4_TOKEN_NONFINITE) == 0;
+    }
+    s->first_posted = (s->first_posted + 1) % s->max_inflight;
+    s->n_posted--;
+    s->last_ack_ns = now_ns;
+    if (good)
+        s->last_token_ns = now_ns;
+    for (int32_t i = 0; i < out->n_entry; i++)
+        acked_entry(s, posted->entry[i].seq, &out->entry[i], now_ns);
+    return 0;
+}
