@@ -17,6 +17,7 @@
 #define DS4_ROUTER_REQUEST_H
 
 #include "common/arena.h"
+#include "common/buf.h"
 #include "common/err.h"
 #include "common/str.h"
 #include "proto/message.h"
@@ -24,9 +25,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct ds4_events; /* router/parse/event.h */
-struct ds4_stream; /* router/parse/stream.h */
-struct ds4_detok;  /* router/text/detok.h */
+struct ds4_events;       /* router/parse/event.h */
+struct ds4_stream;       /* router/parse/stream.h */
+struct ds4_parse_config; /* router/parse/stream.h */
+struct ds4_detok;        /* router/text/detok.h */
+struct ds4_vocab;        /* router/text/vocab.h */
 
 #define DS4_MAX_STOP_TEXTS   16
 #define DS4_REQUEST_ID_BYTES 132
@@ -132,8 +135,7 @@ struct ds4_request_result {
     int32_t retry_after_ms; /* of a 429 or 503; 0 = none */
     struct ds4_usage usage;
     struct ds4_timing timing;
-    struct ds4_str stop_text; /* the stop string that matched; a view into the request */
-    int32_t stop_id;          /* the id that ended the turn, -1 if none */
+    int32_t stop_id; /* the id that ended the turn, -1 if none */
 };
 
 /* Where the answer goes.  NULL members are skipped.  Called on the loop thread, never from inside
@@ -188,10 +190,12 @@ struct ds4_request {
 
     struct ds4_request_effort effort;
 
-    /* Tokens -> bytes -> events.  Owned when set (freed with the request).  Both NULL: tokens are
-     * counted and given to sink.token only. */
-    struct ds4_detok *detok;
-    struct ds4_stream *parser;
+    /* Tokens -> bytes -> events, set by ds4_request_set_parser.  Without them tokens are counted and
+     * given to sink.token only. */
+    struct ds4_detok *detok;   /* in the arena */
+    struct ds4_stream *parser; /* owned */
+    struct ds4_events *events; /* owned; what the current token brought */
+    struct ds4_buf text;       /* the same as text */
     struct ds4_request_sink sink;
 
     /* Kept by this module and the scheduler; read-only for everybody else. */
@@ -213,6 +217,12 @@ void ds4_request_free(struct ds4_request *req);
 
 /* Copies n ids into the arena as the prompt. */
 int ds4_request_set_prompt(struct ds4_request *req, const int32_t *ids, int32_t n,
+                           struct ds4_err *err) DS4_MUST_CHECK;
+
+/* How the answer is read: a detokenizer over `vocab` (borrowed for the request's life) and a stream
+ * parser.  `config` and what it points to must live in the arena. */
+int ds4_request_set_parser(struct ds4_request *req, const struct ds4_vocab *vocab,
+                           const struct ds4_parse_config *config,
                            struct ds4_err *err) DS4_MUST_CHECK;
 
 /* The only way to change `state`.  0, or -1 with DS4_E_BUG naming both states. */

@@ -1,5 +1,5 @@
-/* What the three parts of the engine share: sched.c (queue, admission, ends), step.c (posting and
- * acknowledging) and count.c (metrics).  Nobody else includes this. */
+/* What the parts of the engine share: sched.c (generations, queue, ends), admit.c, step.c (posting
+ * and acknowledging), count.c (metrics).  Nobody else includes this. */
 #ifndef DS4_ROUTER_SCHED_ENGINE_H
 #define DS4_ROUTER_SCHED_ENGINE_H
 
@@ -22,17 +22,15 @@ struct ds4_posted_entry {
 struct ds4_posted_step {
     int64_t step_no;
     int64_t posted_ns;
-    bool prefill;
+    int32_t n_decode;
+    int32_t n_row;
     int32_t n_entry;
     struct ds4_posted_entry *entry; /* [max_entry], owned */
 };
 
-struct ds4_sched_meters; /* count.c */
-
 struct ds4_sched {
     struct ds4_sched_config config;
     struct ds4_sched_port port;
-    struct ds4_sched_meters *meters; /* owned, NULL = none */
     bool started;
     bool drained; /* takes no new requests */
     bool failed;  /* `failure` says why no further step can be posted */
@@ -85,19 +83,28 @@ void ds4_engine_settle(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns)
 /* The slot's rows are to be dropped by the next step. */
 void ds4_engine_close_slot(struct ds4_sched *s, int32_t slot);
 
-/* Metrics; `meters` may be NULL in all of them. */
-struct ds4_sched_meters *ds4_meters_new(struct ds4_metrics *metrics, struct ds4_err *err);
-void ds4_meters_free(struct ds4_sched_meters *meters);
-void ds4_meters_refused(struct ds4_sched_meters *meters, enum ds4_reason reason);
-void ds4_meters_started(struct ds4_sched_meters *meters, const struct ds4_request *req);
-void ds4_meters_admitted(struct ds4_sched_meters *meters, const struct ds4_request *req,
-                         const struct ds4_prefix_hit *hit);
-void ds4_meters_step(struct ds4_sched_meters *meters, int32_t n_decode, int32_t n_prefill_tok,
-                     int32_t n_entry);
-void ds4_meters_tokens(struct ds4_sched_meters *meters, int32_t n_token, int64_t gap_ns,
-                       bool nonfinite);
-void ds4_meters_evicted(struct ds4_sched_meters *meters, int32_t n_block);
-void ds4_meters_done(struct ds4_sched_meters *meters, const struct ds4_request *req,
-                     enum ds4_end end, enum ds4_request_state phase);
+/* The request's last moments: flush, count, `done`.  It is gone afterwards. */
+void ds4_engine_finish(struct ds4_sched *s, struct ds4_request *req, enum ds4_end end,
+                       enum ds4_reason reason, int32_t stop_id, int64_t now_ns,
+                       const struct ds4_err *err);
+/* Takes a request out of the queue. */
+void ds4_engine_unlink(struct ds4_sched *s, struct ds4_request *req);
+/* Fits the request into the context and the cache of the newest generation.  Idempotent; called at
+ * submit, and again at admission because another generation may be smaller. */
+int ds4_engine_fit(const struct ds4_sched *s, struct ds4_request *req, enum ds4_reason *reason,
+                   struct ds4_err *err) DS4_MUST_CHECK;
+/* Admits the head of the queue (or ends it for good); false if it has to wait. */
+bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns);
+
+/* Metrics of the request path; a registry of NULL forgets them. */
+void ds4_count_refused(struct ds4_metrics *m, enum ds4_api api, enum ds4_reason reason);
+void ds4_count_started(struct ds4_metrics *m, const struct ds4_request *req);
+void ds4_count_admitted(struct ds4_metrics *m, const struct ds4_request *req,
+                        const struct ds4_prefix_hit *hit);
+void ds4_count_step(struct ds4_metrics *m, int32_t n_entry, int32_t n_decode, int32_t n_row,
+                    int64_t took_ns);
+void ds4_count_burst(struct ds4_metrics *m, int32_t n_token, int64_t gap_ns);
+void ds4_count_done(struct ds4_metrics *m, const struct ds4_request *req, enum ds4_end end,
+                    enum ds4_reason reason, enum ds4_request_state phase);
 
 #endif

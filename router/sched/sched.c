@@ -1,9 +1,7 @@
-/* The engine's life: generations, the queue, admission, ends (step 4).
+/* The engine's life: generations, the queue, ends, one turn of the loop (step 4).
  *
- * Admission is first come, first served and all or nothing: the head of the queue gets a slot and the
- * promise of every block its prompt and answer can need, evicting idle prefixes (oldest first, never
- * the one it continues) only when that is enough to admit it; else it waits and so do those behind it.
- * A waiting prompt therefore never starves behind smaller ones, and nothing admitted runs out later.
+ * A request is in the queue, or behind a running sequence, or over; its sequence may outlive it until
+ * the posted steps are acknowledged, and its prefix longer than that.
  * Invariant: a lease is held by exactly one of a sequence, an idle prefix, the probe. */
 #include "router/sched/sched.h"
 
@@ -13,6 +11,7 @@
 
 #include <assert.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #define DS4_RETRY_MIN_MS 1000
@@ -52,13 +51,6 @@ struct ds4_sched *ds4_sched_new(const struct ds4_sched_config *config,
     c->probe_ms = or_default(c->probe_ms, 10000);
     s->port = *port;
     s->next_seq = 1;
-    if (config->metrics != NULL) {
-        s->meters = ds4_meters_new(config->metrics, err);
-        if (s->meters == NULL) {
-            ds4_sched_free(s);
-            return NULL;
-        }
-    }
     return s;
 }
 
@@ -174,16 +166,15 @@ bool ds4_sched_is_started(const struct ds4_sched *s)
 
 /* ---- ends ---------------------------------------------------------------------------------------- */
 
-/* The request's last moments: flush, count, `done`.  It is gone afterwards. */
-static void finish_request(struct ds4_sched *s, struct ds4_request *req, enum ds4_end end,
-                           enum ds4_reason reason, int32_t stop_id, int64_t now_ns,
-                           const struct ds4_err *err)
+void ds4_engine_finish(struct ds4_sched *s, struct ds4_request *req, enum ds4_end end,
+                       enum ds4_reason reason, int32_t stop_id, int64_t now_ns,
+                       const struct ds4_err *err)
 {
     enum ds4_request_state phase = req->state;
     struct ds4_request_result result;
 
     ds4_request_finish(req, end, reason, stop_id, now_ns, err, &result);
-    ds4_meters_done(s->meters, req, result.end, phase);
+    ds4_count_done(s->config.metrics, req, result.end, reason, phase);
     if (s->last_done_ns != 0) {
         int64_t gap = now_ns - s->last_done_ns;
 
@@ -262,7 +253,7 @@ void ds4_engine_end(struct ds4_sched *s, struct ds4_seq *seq, enum ds4_end end,
     s->n_running--;
     if (seq->n_flight == 0)
         ds4_engine_settle(s, seq, now_ns);
-    finish_request(s, req, end, reason, stop_id, now_ns, err);
+    ds4_engine_finish(s, req, end, reason, stop_id, now_ns, err);
 }
 
 void ds4_sched_stop(struct ds4_sched *s, enum ds4_reason reason, const struct ds4_err *why,
@@ -278,7 +269,7 @@ void ds4_sched_stop(struct ds4_sched *s, enum ds4_reason reason, const struct ds
     drop_generation(s);
     for (size_t i = 0; i < seqs.len; i++) {
         if (seqs.ptr[i]->req != NULL)
-            finish_request(s, seqs.ptr[i]->req, DS4_END_ERROR, reason, -1, now_ns, why);
+            ds4_engine_finish(s, seqs.ptr[i]->req, DS4_END_ERROR, reason, -1, now_ns, why);
         ds4_seq_free(seqs.ptr[i]);
     }
     DS4_VEC_DEINIT(&seqs);
@@ -286,7 +277,7 @@ void ds4_sched_stop(struct ds4_sched *s, enum ds4_reason reason, const struct ds
 
 /* ---- the queue ----------------------------------------------------------------------------------- */
 
-static void unlink_queued(struct ds4_sched *s, struct ds4_request *req)
+void ds4_engine_unlink(struct ds4_sched *s, struct ds4_request *req)
 {
     struct ds4_request **at = &s->head, *before = NULL;
 
@@ -306,7 +297,7 @@ static struct ds4_request *pop_queued(struct ds4_sched *s)
     struct ds4_request *req = s->head;
 
     if (req != NULL)
-        unlink_queued(s, req);
+        ds4_engine_unlink(s, req);
     return req;
 }
 
@@ -316,7 +307,7 @@ void ds4_sched_fail_queue(struct ds4_sched *s, enum ds4_reason reason, const str
     struct ds4_request *req;
 
     while ((req = pop_queued(s)) != NULL)
-        finish_request(s, req, DS4_END_ERROR, reason, -1, now_ns, why);
+        ds4_engine_finish(s, req, DS4_END_ERROR, reason, -1, now_ns, why);
 }
 
 void ds4_sched_drain(struct ds4_sched *s)
@@ -332,7 +323,6 @@ void ds4_sched_free(struct ds4_sched *s)
         return;
     ds4_sched_stop(s, DS4_REASON_DRAINING, &why, s->last_ack_ns);
     ds4_sched_fail_queue(s, DS4_REASON_DRAINING, &why, s->last_ack_ns);
-    ds4_meters_free(s->meters);
     free(s);
 }
 
@@ -346,10 +336,8 @@ static int32_t retry_after_ms(const struct ds4_sched *s)
     return ms > DS4_RETRY_MAX_MS ? DS4_RETRY_MAX_MS : (int32_t)ms;
 }
 
-/* Fits the request into the context and the cache of the newest generation.  Idempotent; called at
- * submit, and again at admission because another generation may be smaller. */
-static int fit_request(const struct ds4_sched *s, struct ds4_request *req, enum ds4_reason *reason,
-                       struct ds4_err *err)
+int ds4_engine_fit(const struct ds4_sched *s, struct ds4_request *req, enum ds4_reason *reason,
+                   struct ds4_err *err)
 {
     int32_t context = s->form.context_tok, left;
 
@@ -393,7 +381,7 @@ static int check_request(const struct ds4_sched *s, struct ds4_request *req,
         req->max_new = s->config.default_max_new;
     if (req->max_new > INT32_MAX / 2 - req->n_prompt)
         req->max_new = INT32_MAX / 2 - req->n_prompt;
-    if (fit_request(s, req, reason, err) != 0)
+    if (ds4_engine_fit(s, req, reason, err) != 0)
         return -1;
     if (s->n_queued >= s->config.queue_max) {
         *reason = DS4_REASON_QUEUE_FULL;
@@ -420,7 +408,7 @@ int ds4_sched_submit(struct ds4_sched *s, struct ds4_request *req, int64_t now_n
     if (wait_ms != NULL)
         *wait_ms = wait;
     if (rc != 0) {
-        ds4_meters_refused(s->meters, why);
+        ds4_count_refused(s->config.metrics, req->api, why);
         return -1;
     }
     req->timing.queued_ns = now_ns;
@@ -431,7 +419,7 @@ int ds4_sched_submit(struct ds4_sched *s, struct ds4_request *req, int64_t now_n
         s->head = req;
     s->tail = req;
     s->n_queued++;
-    ds4_meters_started(s->meters, req);
+    ds4_count_started(s->config.metrics, req);
     return 0;
 }
 
@@ -460,8 +448,8 @@ void ds4_sched_cancel(struct ds4_sched *s, struct ds4_request *req, enum ds4_can
     if (seq != NULL) {
         ds4_engine_end(s, seq, DS4_END_CANCELLED, DS4_REASON_NONE, -1, now_ns, &err);
     } else if (req->state == DS4_REQUEST_QUEUED) {
-        unlink_queued(s, req);
-        finish_request(s, req, DS4_END_CANCELLED, DS4_REASON_NONE, -1, now_ns, &err);
+        ds4_engine_unlink(s, req);
+        ds4_engine_finish(s, req, DS4_END_CANCELLED, DS4_REASON_NONE, -1, now_ns, &err);
     }
 }
 
@@ -473,149 +461,7 @@ void ds4_sched_pause(struct ds4_sched *s, struct ds4_request *req, bool paused)
         seq->paused = paused;
 }
 
-/* ---- admission ----------------------------------------------------------------------------------- */
-
-static void evict(struct ds4_sched *s, int32_t index)
-{
-    struct ds4_prefix_entry entry = ds4_prefix_take(&s->prefix, index);
-
-    ds4_meters_evicted(s->meters, entry.lease->n_block);
-    ds4_engine_close_slot(s, entry.lease->slot);
-    ds4_budget_release(s->budget, &entry.lease);
-    DS4_VEC_DEINIT(&entry.token);
-}
-
-/* Could cap_tok be had if every idle prefix but `keep` went?  Asked first, so that nothing is evicted
- * for a request that cannot be admitted anyway. */
-static bool worth_evicting(const struct ds4_sched *s, int32_t cap_tok, int32_t keep)
-{
-    struct ds4_budget_sums sums;
-
-    ds4_budget_sums(s->budget, &sums);
-    if (keep >= 0)
-        return ds4_budget_blocks(cap_tok) <= sums.free + sums.cached;
-    return ds4_budget_blocks(cap_tok) <= sums.free + sums.cached &&
-           sums.slots_free + sums.slots_cached > 0;
-}
-
-/* A live lease for the request: the hit's, cut back, or a new one.  NULL: not now.  *hit is changed to
- * what was really used. */
-static const struct ds4_kv_lease *get_lease(struct ds4_sched *s, int32_t cap_tok,
-                                            struct ds4_prefix_hit *hit, struct ds4_err *err)
-{
-    const struct ds4_kv_lease *lease;
-
-    for (;;) {
-        int32_t victim;
-
-        if (hit->index >= 0) {
-            lease = s->prefix.entry.ptr[hit->index].lease;
-            if (ds4_budget_resume(s->budget, lease, hit->start, cap_tok, err) == 0)
-                return lease;
-        } else {
-            lease = ds4_budget_reserve(s->budget, cap_tok, err);
-            if (lease != NULL)
-                return lease;
-        }
-        victim =
-            worth_evicting(s, cap_tok, hit->index) ? ds4_prefix_oldest(&s->prefix, hit->index) : -1;
-        if (victim < 0)
-            return NULL;
-        evict(s, victim);
-        if (hit->index == (int32_t)s->prefix.entry.len)
-            hit->index = victim; /* take() moved the last entry into the gap */
-    }
-}
-
-static void lease_back(struct ds4_sched *s, const struct ds4_kv_lease *lease)
-{
-    ds4_engine_close_slot(s, lease->slot);
-    ds4_budget_release(s->budget, &lease);
-}
-
-static struct ds4_seq *make_seq(struct ds4_sched *s, struct ds4_request *req,
-                                const struct ds4_kv_lease *lease, struct ds4_prefix_hit *hit,
-                                struct ds4_err *err)
-{
-    struct ds4_prefix_entry old = {0};
-    struct ds4_seq *seq = ds4_seq_new(s->next_seq, req->prompt, req->n_prompt,
-                                      req->n_prompt + req->max_new, hit->start, err);
-
-    if (hit->index >= 0)
-        old = ds4_prefix_take(&s->prefix, hit->index);
-    DS4_VEC_DEINIT(&old.token);
-    if (seq == NULL)
-        goto fail;
-    if (DS4_VEC_PUSH(&s->seqs, seq) != 0) {
-        ds4_fail(err, DS4_E_NOMEM, "no memory for a sequence");
-        goto fail;
-    }
-    if (ds4_batch_add_prefill(&s->batch, seq, err) != 0) {
-        s->seqs.len--;
-        goto fail;
-    }
-    s->next_seq++;
-    seq->hi = old.hi;
-    seq->install_pos = old.install_pos;
-    seq->lease = lease;
-    seq->salt = req->salt;
-    seq->req = req;
-    req->seq = seq->id;
-    s->n_running++;
-    return seq;
-
-fail:
-    ds4_seq_free(seq);
-    lease_back(s, lease);
-    return NULL;
-}
-
-/* Runs after every sink call: a callback may have asked to cancel its own request. */
-static void obey_cancel(struct ds4_sched *s, struct ds4_request *req, int64_t now_ns)
-{
-    if (req->cancel_asked)
-        ds4_sched_cancel(s, req, req->cancel, now_ns);
-}
-
-/* Admits the head of the queue; false if it has to wait. */
-static bool admit_head(struct ds4_sched *s, int64_t now_ns)
-{
-    struct ds4_request *req = s->head;
-    enum ds4_reason reason = DS4_REASON_INTERNAL;
-    struct ds4_prefix_hit hit = {.index = -1};
-    const struct ds4_kv_lease *lease;
-    struct ds4_err err = {0};
-
-    if (fit_request(s, req, &reason, &err) != 0) {
-        unlink_queued(s, req);
-        finish_request(s, req, DS4_END_ERROR, reason, -1, now_ns, &err);
-        return true;
-    }
-    if (!req->no_cache_reads)
-        hit = ds4_prefix_find(&s->prefix, req->prompt, req->n_prompt, req->salt);
-    lease = get_lease(s, req->n_prompt + req->max_new, &hit, &err);
-    if (lease == NULL)
-        return false;
-    unlink_queued(s, req);
-    if (make_seq(s, req, lease, &hit, &err) == NULL ||
-        ds4_request_move(req, DS4_REQUEST_PREFILL, &err) != 0) {
-        finish_request(s, req, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
-        return true;
-    }
-    req->usage.prompt_tok = req->n_prompt;
-    req->usage.cached_tok = hit.start;
-    req->timing.admitted_ns = now_ns;
-    s->prompt_tok += (uint64_t)(req->n_prompt - hit.start);
-    s->cached_tok += (uint64_t)hit.start;
-    ds4_meters_admitted(s->meters, req, &hit);
-    if (req->sink.admitted != NULL) {
-        req->delivering = true;
-        req->sink.admitted(req->sink.owner, hit.start);
-        req->delivering = false;
-        obey_cancel(s, req, now_ns);
-    }
-    return true;
-}
+/* ---- one turn of the loop ------------------------------------------------------------------------- */
 
 /* One list, one limit: the head is always the first to run out of time. */
 static void expire_queue(struct ds4_sched *s, int64_t now_ns)
@@ -627,7 +473,7 @@ static void expire_queue(struct ds4_sched *s, int64_t now_ns)
         struct ds4_request *req = pop_queued(s);
 
         ds4_fail(&err, DS4_E_TIMEOUT, "no place became free within %d ms", s->config.queue_ms);
-        finish_request(s, req, DS4_END_ERROR, DS4_REASON_QUEUE_TIMEOUT, -1, now_ns, &err);
+        ds4_engine_finish(s, req, DS4_END_ERROR, DS4_REASON_QUEUE_TIMEOUT, -1, now_ns, &err);
     }
 }
 
@@ -662,7 +508,7 @@ void ds4_sched_pump(struct ds4_sched *s, int64_t now_ns)
     expire_queue(s, now_ns);
     if (!s->started || s->failed)
         return;
-    while (s->head != NULL && s->n_running < s->config.max_seqs && admit_head(s, now_ns)) {
+    while (s->head != NULL && s->n_running < s->config.max_seqs && ds4_engine_admit(s, now_ns)) {
     }
     while (ds4_engine_post(s, now_ns)) {
     }

@@ -125,7 +125,6 @@ int ds4_seq_acked(struct ds4_seq *seq, int32_t base_pos, int32_t n_tok, bool sam
     for (int32_t t = 0; t < entry->n_token; t++)
         if (DS4_VEC_PUSH(&seq->token, entry->token[t]) != 0)
             return ds4_fail(err, DS4_E_NOMEM, "no memory for the tokens of a sequence");
-    seq->n_flight--;
     if (!skipped) {
         seq->n_acked = entry->pos;
         if (entry->pos > seq->hi)

@@ -84,7 +84,7 @@ void ds4_seq_posted(struct ds4_seq *seq, const struct ds4_pick *pick, int64_t st
 
 /* Books the acknowledgement of an entry that was posted as base_pos, n_tok.  Checks position, epoch,
  * flags and token ids against what was posted; DS4_E_PROTOCOL names what is off.  Appends the sampled
- * tokens. */
+ * tokens; n_flight is the caller's. */
 int ds4_seq_acked(struct ds4_seq *seq, int32_t base_pos, int32_t n_tok, bool sample, int32_t vocab,
                   const struct ds4_token_entry *entry, struct ds4_err *err) DS4_MUST_CHECK;
 

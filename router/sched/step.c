@@ -5,9 +5,10 @@
  * a slot can change hands within it.
  * Acknowledging: steps come back in order, entry by entry as posted.  A record that contradicts what was
  * posted means that router and stages disagree about the caches; nothing but a new generation helps.
- * Invariant: a sequence is freed only when no posted entry refers to it. */
+ * Invariant: a sequence is freed only when no posted entry refers to it (n_flight == 0). */
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/metrics.h"
 #include "router/sched/engine.h"
 
 #include <assert.h>
@@ -105,8 +106,8 @@ static int build_and_send(struct ds4_sched *s, int32_t n_pick, struct ds4_posted
         .entry = s->entry,
         .token = s->token,
     };
-    int32_t n_decode = 0;
 
+    posted->n_decode = 0;
     for (int32_t i = 0; i < n_pick; i++) {
         const struct ds4_pick *pick = &s->pick[i];
 
@@ -119,13 +120,12 @@ static int build_and_send(struct ds4_sched *s, int32_t n_pick, struct ds4_posted
             .n_tok = pick->n_tok,
             .sample = pick->sample,
         };
-        posted->prefill |= pick->kind == DS4_ENTRY_PREFILL;
-        n_decode += pick->kind == DS4_ENTRY_DECODE;
+        posted->n_decode += pick->kind == DS4_ENTRY_DECODE;
     }
     posted->n_entry = step.n_entry;
+    posted->n_row = step.n_tok;
     if (s->port.send_step(s->port.owner, &step, err) != 0)
         return -1;
-    ds4_meters_step(s->meters, n_decode, step.n_tok - n_decode, step.n_entry);
     return 0;
 }
 
@@ -143,7 +143,6 @@ bool ds4_engine_post(struct ds4_sched *s, int64_t now_ns)
     posted = &s->posted[(s->first_posted + s->n_posted) % s->max_inflight];
     posted->step_no = s->next_step;
     posted->posted_ns = now_ns;
-    posted->prefill = false;
     if (build_and_send(s, n, posted, &err) != 0)
         goto fail;
     s->close_slot.len = 0;
@@ -178,7 +177,8 @@ int ds4_sched_check_step(const struct ds4_sched *s, int64_t now_ns, struct ds4_e
     /* The stages turn to a step when the one before is done. */
     since = oldest->posted_ns > s->last_ack_ns ? oldest->posted_ns : s->last_ack_ns;
     for (int32_t i = 0; i < s->n_posted; i++)
-        if (s->posted[(s->first_posted + i) % s->max_inflight].prefill)
+        if (s->posted[(s->first_posted + i) % s->max_inflight].n_row >
+            s->posted[(s->first_posted + i) % s->max_inflight].n_decode)
             limit_ms = s->config.prefill_ms;
     if (now_ns - since < limit_ms * DS4_NS_PER_MS)
         return 0;
@@ -212,7 +212,7 @@ static void deliver(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_t
 
     accept = ds4_request_accept(req, entry, req->max_new, now_ns, &err);
     s->generated_tok += (uint64_t)accept.n_used;
-    ds4_meters_tokens(s->meters, accept.n_used, gap_ns, false);
+    ds4_count_burst(s->config.metrics, accept.n_used, gap_ns);
     if (req->cancel_asked)
         ds4_sched_cancel(s, req, req->cancel, now_ns);
     else if (accept.verdict == DS4_VERDICT_END)
@@ -237,7 +237,7 @@ static void acked_entry(struct ds4_sched *s, struct ds4_seq *seq,
         return;
     }
     if ((entry->flags & DS4_TOKEN_NONFINITE) != 0) {
-        ds4_meters_tokens(s->meters, 0, 0, true);
+        ds4_metric_add(s->config.metrics, DS4_M_TRIPWIRES, 1, "nan_logits");
         ds4_fail(&err, DS4_E_CORRUPT, "the model produced numbers that are not finite");
         ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
     } else if (entry->n_token > 0) {
@@ -261,7 +261,8 @@ int ds4_sched_tokens(struct ds4_sched *s, const struct ds4_tokens_out *out, int6
                         " with %d",
                         out->step_no, out->n_entry, s->n_posted == 0 ? -1 : posted->step_no,
                         s->n_posted == 0 ? 0 : posted->n_entry);
-    /* All checks before the first effect: a bad record must not be half booked. */
+    /* All of the record is checked before anybody hears of it.  The entries stay in flight until their
+     * turn below, so that a callback which ends another sequence of this step cannot free it. */
     for (int32_t i = 0; i < out->n_entry; i++) {
         const struct ds4_posted_entry *p = &posted->entry[i];
 
@@ -270,12 +271,16 @@ int ds4_sched_tokens(struct ds4_sched *s, const struct ds4_tokens_out *out, int6
             return -1;
         good |= (out->entry[i].flags & DS4_TOKEN_NONFINITE) == 0;
     }
+    ds4_count_step(s->config.metrics, posted->n_entry, posted->n_decode, posted->n_row,
+                   now_ns - posted->posted_ns);
     s->first_posted = (s->first_posted + 1) % s->max_inflight;
     s->n_posted--;
     s->last_ack_ns = now_ns;
     if (good)
         s->last_token_ns = now_ns;
-    for (int32_t i = 0; i < out->n_entry; i++)
+    for (int32_t i = 0; i < out->n_entry; i++) {
+        posted->entry[i].seq->n_flight--;
         acked_entry(s, posted->entry[i].seq, &out->entry[i], now_ns);
+    }
     return 0;
 }

@@ -1,0 +1,127 @@
+/* Metrics of the request path: which numbers change when, in one place.
+ *
+ * Gauges (queue depth, blocks, ready) are set where they are shown, from ds4_sched_stats and
+ * ds4_cluster_view; here are only the counters and histograms that need the moment. */
+#include "common/clock.h"
+#include "common/metrics.h"
+#include "router/sched/engine.h"
+
+static double seconds(int64_t from_ns, int64_t to_ns)
+{
+    return (double)(to_ns - from_ns) / (double)DS4_NS_PER_SEC;
+}
+
+void ds4_count_refused(struct ds4_metrics *m, enum ds4_api api, enum ds4_reason reason)
+{
+    const char *why = ds4_reason_text(reason);
+
+    if (reason == DS4_REASON_CONTEXT)
+        why = "context";
+    else if (reason == DS4_REASON_LOADING || reason == DS4_REASON_STAGE_DOWN ||
+             reason == DS4_REASON_RESTARTED)
+        why = "not_ready";
+    ds4_metric_add(m, DS4_M_ADMIT_REJECTS, 1, why);
+    ds4_metric_add(m, DS4_M_REQUESTS, 1, ds4_api_text(api), "refused");
+}
+
+void ds4_count_started(struct ds4_metrics *m, const struct ds4_request *req)
+{
+    ds4_metric_add(m, DS4_M_REQUESTS_STARTED, 1, ds4_api_text(req->api));
+}
+
+void ds4_count_admitted(struct ds4_metrics *m, const struct ds4_request *req,
+                        const struct ds4_prefix_hit *hit)
+{
+    int32_t computed = req->n_prompt - hit->start;
+    int32_t most = hit->lcp < req->n_prompt ? hit->lcp : req->n_prompt - 1;
+    const char *kind = "cold", *result = "miss";
+
+    if (hit->start > 0) {
+        bool full = hit->start == most && req->n_prompt - most == 1;
+
+        kind = full ? "partial_truncate" : "warm";
+        result = full ? "hit_full" : "hit_partial";
+        ds4_metric_add(m, DS4_M_KV_HIT_TOKENS, hit->start, "hbm");
+        ds4_metric_add(m, DS4_M_PROMPT_TOKENS_SOURCE, hit->start, "hbm");
+    }
+    ds4_metric_add(m, DS4_M_ADMITS, 1, kind);
+    ds4_metric_add(m, DS4_M_KV_LOOKUPS, 1, result);
+    ds4_metric_add(m, DS4_M_PROMPT_TOKENS_SOURCE, computed, "computed");
+    if (hit->lcp > 0) {
+        ds4_metric_add(m, DS4_M_KV_DIVERGED_TOKENS, req->n_prompt - most, NULL);
+        ds4_metric_add(m, DS4_M_KV_RECOMPUTED_TOKENS, computed, NULL);
+    }
+    ds4_metric_observe(m, DS4_M_QUEUE_SECONDS,
+                       seconds(req->timing.queued_ns, req->timing.admitted_ns),
+                       ds4_api_text(req->api));
+    ds4_metric_observe(m, DS4_M_PROMPT_TOKENS, req->n_prompt, ds4_api_text(req->api));
+}
+
+void ds4_count_step(struct ds4_metrics *m, int32_t n_entry, int32_t n_decode, int32_t n_row,
+                    int64_t took_ns)
+{
+    const char *kind = n_decode == 0 ? "prefill" : n_decode == n_row ? "decode" : "mixed";
+
+    ds4_metric_add(m, DS4_M_STEPS, 1, kind);
+    if (n_decode > 0)
+        ds4_metric_add(m, DS4_M_DECODE_STEPS, 1, NULL);
+    ds4_metric_observe(m, DS4_M_BATCH_SEQUENCES, n_entry, kind);
+    ds4_metric_observe(m, DS4_M_BATCH_TOKENS, n_row, kind);
+    ds4_metric_observe(m, DS4_M_STEP_SECONDS, seconds(0, took_ns), kind);
+}
+
+void ds4_count_burst(struct ds4_metrics *m, int32_t n_token, int64_t gap_ns)
+{
+    if (gap_ns <= 0 || n_token < 1)
+        return;
+    ds4_metric_observe(m, DS4_M_STEP_GAP_SECONDS, seconds(0, gap_ns), NULL);
+    ds4_metric_observe(m, DS4_M_INTER_TOKEN_SECONDS, seconds(0, gap_ns) / n_token, NULL);
+}
+
+static const char *outcome(enum ds4_end end, enum ds4_reason reason)
+{
+    if (end == DS4_END_CANCELLED)
+        return "cancelled";
+    if (end != DS4_END_ERROR)
+        return "completed";
+    return reason == DS4_REASON_QUEUE_TIMEOUT ? "timeout" : "failed";
+}
+
+static const char *phase_text(enum ds4_request_state phase)
+{
+    if (phase == DS4_REQUEST_PREFILL)
+        return "prefill";
+    return phase == DS4_REQUEST_DECODE ? "decode" : "queued";
+}
+
+void ds4_count_done(struct ds4_metrics *m, const struct ds4_request *req, enum ds4_end end,
+                    enum ds4_reason reason, enum ds4_request_state phase)
+{
+    const char *api = ds4_api_text(req->api);
+    const struct ds4_timing *at = &req->timing;
+    const struct ds4_usage *usage = &req->usage;
+    const char *cache = usage->cached_tok == 0 ? "cold" : "warm";
+
+    if (usage->cached_tok > 0 && usage->cached_tok < req->n_prompt / 2)
+        cache = "partial";
+    ds4_metric_add(m, DS4_M_REQUESTS, 1, api, outcome(end, reason));
+    ds4_metric_add(m, DS4_M_FINISH, 1, api, ds4_end_text(end));
+    if (end == DS4_END_CANCELLED)
+        ds4_metric_add(m, DS4_M_REQUESTS_CANCELLED, 1, phase_text(phase),
+                       ds4_cancel_text(req->cancel));
+    if (reason == DS4_REASON_RESTARTED || reason == DS4_REASON_STAGE_DOWN)
+        ds4_metric_add(m, DS4_M_REQUESTS_FAILED_BY_RESTART, 1, NULL);
+    ds4_metric_observe(m, DS4_M_E2E_SECONDS, seconds(at->received_ns, at->done_ns), api);
+    if (at->first_token_ns == 0)
+        return;
+    ds4_metric_observe(m, DS4_M_TTFT_SECONDS, seconds(at->received_ns, at->first_token_ns), api,
+                       cache);
+    ds4_metric_observe(m, DS4_M_PREFILL_SECONDS, seconds(at->admitted_ns, at->first_token_ns), api);
+    ds4_metric_observe(m, DS4_M_DECODE_SECONDS, seconds(at->first_token_ns, at->last_token_ns),
+                       api);
+    ds4_metric_observe(m, DS4_M_COMPLETION_TOKENS, usage->completion_tok, api);
+    ds4_metric_observe(m, DS4_M_REASONING_TOKENS, usage->reasoning_tok, api);
+    ds4_metric_add(m, DS4_M_GENERATED_TOKENS, usage->reasoning_tok, "reasoning");
+    ds4_metric_add(m, DS4_M_GENERATED_TOKENS, usage->completion_tok - usage->reasoning_tok,
+                   "content");
+}
