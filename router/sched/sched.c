@@ -399,7 +399,7 @@ int ds4_sched_submit(struct ds4_sched *s, struct ds4_request *req, int64_t now_n
     int32_t wait = 0;
     int rc = check_request(s, req, &why, &wait, err);
 
-    if (rc == 0)
+    if (rc == 0 && req->state == DS4_REQUEST_RECEIVED)
         rc = ds4_request_move(req, DS4_REQUEST_CHECKED, err);
     if (rc == 0)
         rc = ds4_request_move(req, DS4_REQUEST_QUEUED, err);

@@ -1,0 +1,202 @@
+/* Scheduler, scripted stage and fake clients (see the header). */
+#include "tests/support/sched_rig.h"
+
+#include "common/clock.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static void must(bool ok, const char *what)
+{
+    if (ok)
+        return;
+    fprintf(stderr, "sched_rig: %s\n", what);
+    abort();
+}
+
+void ds4_rig_start(struct ds4_rig *rig)
+{
+    struct ds4_err err = {0};
+
+    rig->form.generation++;
+    ds4_scripted_form(&rig->stage, &rig->form, DS4_RIG_VOCAB, 120);
+    must(ds4_sched_start(rig->sched, &rig->form, rig->now_ns, &err) == 0, err.msg);
+}
+
+void ds4_rig_open(struct ds4_rig *rig, const struct ds4_rig_shape *shape)
+{
+    struct ds4_sched_config config = shape->config;
+    struct ds4_sched_port port = {.owner = &rig->stage, .send_step = ds4_scripted_send};
+    struct ds4_err err = {0};
+
+    *rig = (struct ds4_rig){.now_ns = 1000 * DS4_NS_PER_SEC};
+    config.vocab = DS4_RIG_VOCAB;
+    rig->sched = ds4_sched_new(&config, &port, &err);
+    must(rig->sched != NULL, err.msg);
+    rig->form = (struct ds4_form){
+        .n_stage = shape->n_stage,
+        .n_blocks = shape->n_blocks,
+        .n_slots = shape->n_slots,
+        .context_tok = shape->context_tok,
+    };
+    ds4_sched_shape(rig->sched, &rig->form);
+    ds4_rig_start(rig);
+}
+
+void ds4_rig_close(struct ds4_rig *rig)
+{
+    ds4_sched_free(rig->sched);
+    ds4_scripted_deinit(&rig->stage);
+}
+
+static void on_admitted(void *owner, int32_t cached_tok)
+{
+    struct ds4_rig_client *client = owner;
+
+    client->n_admitted++;
+    client->cached = cached_tok;
+}
+
+static void on_progress(void *owner, int32_t done_tok, int32_t total_tok, int32_t cached_tok)
+{
+    struct ds4_rig_client *client = owner;
+
+    must(done_tok > client->progress && done_tok <= total_tok && cached_tok == client->cached,
+         "progress goes backwards");
+    client->n_progress++;
+    client->progress = done_tok;
+}
+
+static void on_token(void *owner, const struct ds4_token_entry *entry, int32_t index)
+{
+    struct ds4_rig_client *client = owner;
+    struct ds4_rig_client *other = client->cancel_other;
+
+    must(client->n_done == 0, "a token after done");
+    must(DS4_VEC_PUSH(&client->out, entry->token[index]) == 0, "no memory");
+    if (client->cancel_after > 0 && (int32_t)client->out.len == client->cancel_after)
+        ds4_sched_cancel(client->rig->sched, client->req, DS4_CANCEL_API, client->rig->now_ns);
+    client->cancel_other = NULL;
+    if (other != NULL && other->req != NULL)
+        ds4_sched_cancel(client->rig->sched, other->req, DS4_CANCEL_DISCONNECT,
+                         client->rig->now_ns);
+}
+
+static void on_done(void *owner, const struct ds4_request_result *result)
+{
+    struct ds4_rig_client *client = owner;
+
+    client->n_done++;
+    client->result = *result;
+    ds4_request_free(client->req);
+    client->req = NULL;
+}
+
+struct ds4_rig_client *ds4_rig_client_of(struct ds4_rig *rig, const int32_t *prompt, int32_t n,
+                                         int32_t max_new)
+{
+    struct ds4_rig_client *client = calloc(1, sizeof(*client));
+    struct ds4_err err = {0};
+
+    must(client != NULL, "no memory");
+    client->rig = rig;
+    client->req = ds4_request_new(DS4_API_CHAT, rig->now_ns, (size_t)8 << 20, &err);
+    must(client->req != NULL, err.msg);
+    for (int32_t t = 0; t < n; t++)
+        must(DS4_VEC_PUSH(&client->prompt, prompt[t]) == 0, "no memory");
+    must(ds4_request_set_prompt(client->req, client->prompt.ptr, n, &err) == 0, err.msg);
+    client->req->max_new = max_new;
+    client->req->n_stop_id = 1;
+    client->req->n_model_stop_id = 1;
+    client->req->stop_id[0] = DS4_RIG_STOP_ID;
+    client->req->sink = (struct ds4_request_sink){
+        .owner = client,
+        .admitted = on_admitted,
+        .progress = on_progress,
+        .token = on_token,
+        .done = on_done,
+    };
+    return client;
+}
+
+struct ds4_rig_client *ds4_rig_client(struct ds4_rig *rig, uint32_t seed, int32_t n,
+                                      int32_t max_new)
+{
+    struct ds4_rig_client *client;
+    int32_t *prompt = malloc((size_t)n * sizeof(*prompt) + 1);
+    uint32_t x = seed * 2654435761u + 1;
+
+    must(prompt != NULL, "no memory");
+    for (int32_t t = 0; t < n; t++) {
+        x = x * 1664525u + 1013904223u;
+        prompt[t] = (int32_t)((x >> 10) % DS4_RIG_VOCAB);
+    }
+    client = ds4_rig_client_of(rig, prompt, n, max_new);
+    free(prompt);
+    return client;
+}
+
+int ds4_rig_submit(struct ds4_rig_client *client, enum ds4_reason *reason, struct ds4_err *err)
+{
+    return ds4_sched_submit(client->rig->sched, client->req, client->rig->now_ns, reason, NULL,
+                            err);
+}
+
+void ds4_rig_client_free(struct ds4_rig_client *client)
+{
+    ds4_request_free(client->req);
+    DS4_VEC_DEINIT(&client->prompt);
+    DS4_VEC_DEINIT(&client->out);
+    free(client);
+}
+
+bool ds4_rig_turn(struct ds4_rig *rig)
+{
+    struct ds4_tokens_out out;
+    struct ds4_err err = {0};
+
+    ds4_sched_pump(rig->sched, rig->now_ns);
+    rig->now_ns += DS4_NS_PER_MS;
+    if (!ds4_scripted_answer(&rig->stage, &out))
+        return false;
+    must(ds4_sched_tokens(rig->sched, &out, rig->now_ns, &err) == 0, err.msg);
+    return true;
+}
+
+void ds4_rig_run(struct ds4_rig *rig)
+{
+    struct ds4_sched_stats stats;
+
+    for (int32_t guard = 0; guard < 1000000; guard++) {
+        ds4_sched_stats(rig->sched, &stats);
+        if (stats.queued + stats.prefilling + stats.decoding + stats.draining + stats.inflight == 0)
+            return;
+        if (!ds4_rig_turn(rig)) {
+            ds4_sched_stats(rig->sched, &stats);
+            must(stats.queued + stats.prefilling + stats.decoding + stats.draining == 0,
+                 "work is left and nothing is posted");
+        }
+    }
+    must(false, "the scheduler does not come to an end");
+}
+
+bool ds4_rig_is_right(const struct ds4_rig_client *client, int32_t max_new)
+{
+    int32_t n = (int32_t)client->prompt.len;
+    int32_t *token = malloc(((size_t)n + (size_t)max_new) * sizeof(*token));
+    int32_t made = 0;
+    bool right = true;
+
+    must(token != NULL, "no memory");
+    memcpy(token, client->prompt.ptr, (size_t)n * sizeof(*token));
+    while (made < max_new) {
+        int32_t next = ds4_scripted_next(DS4_RIG_VOCAB, token, n + made);
+
+        right = right && made < (int32_t)client->out.len && client->out.ptr[made] == next;
+        token[n + made++] = next;
+        if (next == DS4_RIG_STOP_ID)
+            break;
+    }
+    free(token);
+    return right && made == (int32_t)client->out.len;
+}

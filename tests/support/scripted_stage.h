@@ -1,0 +1,66 @@
+/* A pipeline without a model: takes the scheduler's steps as the last stage would, answers when told to,
+ * and objects to everything a correct router would not send.
+ *
+ * Its "model" is a hash over the tokens of a sequence, so the next token depends on every token before
+ * it: a wrong cut, a lost token or a mixed-up slot changes the output.  Its cache is a plain array of cells,
+ * one per block and row, holding those hashes; before a sequence's rows are used all its cells are
+ * read back, so two sequences writing one block are noticed.  Truncation follows the rings' rule
+ * (hot window).  The first objection is kept in `err`; tests assert that there is none. */
+#ifndef DS4_TESTS_SUPPORT_SCRIPTED_STAGE_H
+#define DS4_TESTS_SUPPORT_SCRIPTED_STAGE_H
+
+#include "common/err.h"
+#include "common/vec.h"
+#include "proto/message.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct ds4_scripted_slot {
+    bool open;
+    uint64_t seq;
+    uint32_t epoch;
+    struct ds4_seq_open how;
+    DS4_VEC(uint64_t) hash; /* [n + 1]: hash[p] after p tokens */
+    int32_t hi;
+    int32_t n_block;
+    int32_t *block;     /* [blocks of the context] */
+    int64_t ended_at;   /* step whose token ended the sequence, -1 */
+    int64_t sampled_at; /* newest step that sampled, and what */
+    int32_t sampled;
+};
+
+struct ds4_scripted_stage {
+    struct ds4_form form;
+    int32_t vocab;
+    int32_t hot_window_tok;
+    bool check_cells; /* off in benchmarks */
+    struct ds4_scripted_slot *slot;
+    uint64_t *cell;                   /* [n_blocks * DS4_BLOCK_TOK] */
+    DS4_VEC(struct ds4_step *) queue; /* posted, not executed; deep copies */
+    int64_t next_step;
+    int32_t max_queued;
+    struct ds4_token_entry *answer;
+    struct ds4_err err;     /* first objection */
+    int32_t fail_sends;     /* > 0: that many sends fail */
+    uint64_t nonfinite_seq; /* the next row of this sequence is not finite; 0 = none */
+    uint64_t n_rows;        /* rows executed */
+    uint64_t n_skipped;     /* no-op entries */
+    int64_t last_close;     /* step of the newest close */
+};
+
+/* Joins a generation, forgetting everything of the one before.  Zero the struct first. */
+void ds4_scripted_form(struct ds4_scripted_stage *stage, const struct ds4_form *form, int32_t vocab,
+                       int32_t hot_window_tok);
+void ds4_scripted_deinit(struct ds4_scripted_stage *stage);
+
+/* struct ds4_sched_port.send_step */
+int ds4_scripted_send(void *stage, const struct ds4_step *step, struct ds4_err *err);
+
+/* Executes the oldest posted step.  False if there is none.  out->entry lives until the next call. */
+bool ds4_scripted_answer(struct ds4_scripted_stage *stage, struct ds4_tokens_out *out);
+
+/* What the model says after these tokens: the reference for every test of equality. */
+int32_t ds4_scripted_next(int32_t vocab, const int32_t *token, int32_t n);
+
+#endif

@@ -1,0 +1,817 @@
+/* The engine on a scripted stage: every token right, nothing lost, nothing freed too early. */
+#include "router/sched/sched.h"
+
+#include "common/clock.h"
+#include "router/sched/engine.h"
+#include "tests/support/sched_rig.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+static const struct ds4_rig_shape small = {
+    .n_stage = 2,
+    .n_blocks = 40,
+    .n_slots = 6,
+    .context_tok = 4096,
+    .config = {.max_seqs = 4, .chunk_tok = 256},
+};
+
+static void assert_clean(struct ds4_rig *rig)
+{
+    struct ds4_err err = {0};
+
+    assert_string_equal(rig->stage.err.msg, "");
+    if (rig->sched->budget != NULL)
+        assert_int_equal(ds4_budget_check(rig->sched->budget, &err), 0);
+}
+
+static struct ds4_rig_client *submit(struct ds4_rig *rig, uint32_t seed, int32_t n, int32_t max_new)
+{
+    struct ds4_rig_client *client = ds4_rig_client(rig, seed, n, max_new);
+    struct ds4_err err = {0};
+
+    assert_int_equal(ds4_rig_submit(client, NULL, &err), 0);
+    return client;
+}
+
+static void one_request_gets_the_tokens_of_the_model(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *client;
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    client = submit(&rig, 1, 700, 50);
+    ds4_rig_run(&rig);
+    assert_int_equal(client->n_done, 1);
+    assert_int_equal(client->n_admitted, 1);
+    assert_true(ds4_rig_is_right(client, 50));
+    assert_int_equal(client->result.usage.prompt_tok, 700);
+    assert_int_equal(client->result.usage.completion_tok, (int)client->out.len);
+    assert_int_equal(client->n_progress, 2); /* chunks of 256, 256, and the one that samples */
+    assert_clean(&rig);
+    ds4_rig_client_free(client);
+    ds4_rig_close(&rig);
+}
+
+static void the_answer_ends_at_max_new_and_says_length(void **state)
+{
+    struct ds4_rig rig;
+    int32_t seen[2] = {0};
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    for (uint32_t seed = 0; seed < 12; seed++) {
+        struct ds4_rig_client *client = submit(&rig, seed, 30, 1 + (int32_t)seed * 6);
+        bool stopped;
+
+        ds4_rig_run(&rig);
+        assert_true(ds4_rig_is_right(client, 1 + (int32_t)seed * 6));
+        stopped = client->out.ptr[client->out.len - 1] == DS4_RIG_STOP_ID;
+        assert_int_equal(client->result.end, stopped ? DS4_END_EOS : DS4_END_LENGTH);
+        assert_int_equal(client->result.stop_id, stopped ? DS4_RIG_STOP_ID : -1);
+        seen[stopped]++;
+        ds4_rig_client_free(client);
+    }
+    assert_true(seen[0] > 0 && seen[1] > 0);
+    assert_clean(&rig);
+    ds4_rig_close(&rig);
+}
+
+static void sixteen_sequences_equal_solo_runs_on_one_to_four_stages(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *client[16];
+
+    (void)state;
+    for (int32_t n_stage = 1; n_stage <= 4; n_stage++) {
+        struct ds4_rig_shape shape = {
+            .n_stage = n_stage,
+            .n_blocks = 200,
+            .n_slots = 18,
+            .context_tok = 4096,
+            .config = {.max_seqs = 16, .chunk_tok = 128 * n_stage},
+        };
+
+        ds4_rig_open(&rig, &shape);
+        for (uint32_t c = 0; c < 16; c++)
+            client[c] = submit(&rig, c / 3, 10 + (int32_t)c * 61, 3 + (int32_t)c * 9);
+        ds4_rig_run(&rig);
+        for (int32_t c = 0; c < 16; c++) {
+            assert_int_equal(client[c]->n_done, 1);
+            assert_true(ds4_rig_is_right(client[c], 3 + c * 9));
+            ds4_rig_client_free(client[c]);
+        }
+        assert_int_equal(rig.stage.max_queued, n_stage < 2 ? 2 : n_stage);
+        assert_clean(&rig);
+        ds4_rig_close(&rig);
+    }
+}
+
+static void answers_that_come_late_change_nothing(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *client[6];
+    uint32_t x = 7;
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    for (uint32_t c = 0; c < 6; c++)
+        client[c] = submit(&rig, c, 200, 40);
+    for (int32_t turn = 0; turn < 2000; turn++) {
+        x = x * 1664525u + 1013904223u;
+        if (x >> 30 == 0)
+            ds4_rig_turn(&rig);
+        else
+            ds4_sched_pump(rig.sched, rig.now_ns);
+    }
+    ds4_rig_run(&rig);
+    for (int32_t c = 0; c < 6; c++) {
+        assert_true(ds4_rig_is_right(client[c], 40));
+        ds4_rig_client_free(client[c]);
+    }
+    assert_int_equal(rig.stage.max_queued, 2);
+    assert_clean(&rig);
+    ds4_rig_close(&rig);
+}
+
+static void a_step_posted_beyond_the_end_is_a_no_op(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *client;
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    for (uint32_t seed = 0; rig.stage.n_skipped == 0 && seed < 50; seed++) {
+        client = submit(&rig, seed, 20, 100);
+        ds4_rig_run(&rig);
+        assert_true(ds4_rig_is_right(client, 100));
+        ds4_rig_client_free(client);
+    }
+    assert_true(rig.stage.n_skipped > 0);
+    assert_clean(&rig);
+    ds4_rig_close(&rig);
+}
+
+/* The conversation so far plus n more tokens. */
+static struct ds4_rig_client *next_turn(struct ds4_rig *rig, const struct ds4_rig_client *before,
+                                        int32_t n_more, int32_t max_new)
+{
+    struct ds4_rig_client *client;
+    int32_t n = (int32_t)(before->prompt.len + before->out.len);
+    int32_t *token = malloc(((size_t)n + (size_t)n_more) * sizeof(*token));
+    struct ds4_err err = {0};
+
+    memcpy(token, before->prompt.ptr, before->prompt.len * sizeof(*token));
+    memcpy(token + before->prompt.len, before->out.ptr, before->out.len * sizeof(*token));
+    for (int32_t t = 0; t < n_more; t++)
+        token[n + t] = (t * 7 + 3) % DS4_RIG_VOCAB;
+    client = ds4_rig_client_of(rig, token, n + n_more, max_new);
+    free(token);
+    assert_int_equal(ds4_rig_submit(client, NULL, &err), 0);
+    return client;
+}
+
+static void the_next_turn_computes_only_what_is_new(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *turn[10];
+    uint64_t rows;
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    turn[0] = submit(&rig, 3, 500, 20);
+    ds4_rig_run(&rig);
+    for (int32_t i = 1; i < 10; i++) {
+        int32_t known = (int32_t)(turn[i - 1]->prompt.len + turn[i - 1]->out.len);
+
+        rows = rig.stage.n_rows;
+        turn[i] = next_turn(&rig, turn[i - 1], 15, 20);
+        ds4_rig_run(&rig);
+        /* The newest token of an answer was sampled but never run. */
+        assert_int_equal(turn[i]->cached, known - 1);
+        assert_int_equal(turn[i]->result.usage.cached_tok, known - 1);
+        assert_true(rig.stage.n_rows - rows <= 16 + 20);
+        assert_true(ds4_rig_is_right(turn[i], 20));
+    }
+    for (int32_t i = 0; i < 10; i++)
+        ds4_rig_client_free(turn[i]);
+    assert_clean(&rig);
+    ds4_rig_close(&rig);
+}
+
+static void a_regenerated_answer_runs_one_prompt_token(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *a, *b;
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    a = submit(&rig, 9, 1000, 60);
+    ds4_rig_run(&rig);
+    b = submit(&rig, 9, 1000, 60);
+    ds4_rig_run(&rig);
+    assert_int_equal(b->cached, 999);
+    assert_true(ds4_rig_is_right(b, 60));
+    assert_clean(&rig);
+    ds4_rig_client_free(a);
+    ds4_rig_client_free(b);
+    ds4_rig_close(&rig);
+}
+
+static void a_cut_below_the_hot_window_starts_over(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *a, *b;
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    a = submit(&rig, 4, 1000, 10);
+    ds4_rig_run(&rig);
+    a->prompt.ptr[800] ^= 1;
+    b = ds4_rig_client_of(&rig, a->prompt.ptr, 1000, 10);
+    assert_int_equal(ds4_rig_submit(b, NULL, NULL), 0);
+    ds4_rig_run(&rig);
+    assert_int_equal(b->cached, 0);
+    assert_true(ds4_rig_is_right(b, 10));
+    assert_clean(&rig);
+    ds4_rig_client_free(a);
+    ds4_rig_client_free(b);
+    ds4_rig_close(&rig);
+}
+
+static void a_cancelled_decode_is_told_at_once_and_freed_after_its_steps(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *client;
+    struct ds4_sched_stats stats;
+    int32_t live;
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    client = submit(&rig, 2, 300, 1000);
+    for (int32_t i = 0; i < 8; i++)
+        ds4_rig_turn(&rig);
+    ds4_sched_pump(rig.sched, rig.now_ns);
+    ds4_sched_stats(rig.sched, &stats);
+    assert_int_equal(stats.inflight, 2);
+    live = stats.blocks_live + stats.blocks_promised;
+    ds4_sched_cancel(rig.sched, client->req, DS4_CANCEL_DISCONNECT, rig.now_ns);
+    assert_int_equal(client->n_done, 1);
+    assert_int_equal(client->result.end, DS4_END_CANCELLED);
+    ds4_sched_stats(rig.sched, &stats);
+    assert_int_equal(stats.draining, 1);
+    assert_int_equal(stats.blocks_live + stats.blocks_promised, live);
+    ds4_rig_turn(&rig);
+    ds4_rig_turn(&rig);
+    ds4_sched_stats(rig.sched, &stats);
+    assert_int_equal(stats.draining, 0);
+    assert_int_equal(stats.idle, 1);
+    assert_int_equal(stats.blocks_promised, 0);
+    assert_clean(&rig);
+    ds4_rig_client_free(client);
+    ds4_rig_close(&rig);
+}
+
+static void a_cancelled_prefill_leaves_its_chunks_to_the_next_request(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *a, *b;
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    a = submit(&rig, 2, 2000, 10);
+    ds4_rig_turn(&rig);
+    ds4_rig_turn(&rig);
+    ds4_sched_pump(rig.sched, rig.now_ns);
+    ds4_sched_cancel(rig.sched, a->req, DS4_CANCEL_DISCONNECT, rig.now_ns);
+    ds4_rig_run(&rig);
+    b = submit(&rig, 2, 2000, 10);
+    ds4_rig_run(&rig);
+    assert_int_equal(b->cached, 4 * 256); /* two acknowledged, two were posted */
+    assert_true(ds4_rig_is_right(b, 10));
+    assert_clean(&rig);
+    ds4_rig_client_free(a);
+    ds4_rig_client_free(b);
+    ds4_rig_close(&rig);
+}
+
+static void callbacks_may_cancel_themselves_and_others(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *client[4];
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    for (uint32_t c = 0; c < 4; c++)
+        client[c] = submit(&rig, 20 + c, 40, 200);
+    client[0]->cancel_after = 3;
+    client[1]->cancel_other = client[2];
+    client[3]->cancel_other = client[1];
+    ds4_rig_run(&rig);
+    for (int32_t c = 0; c < 4; c++)
+        assert_int_equal(client[c]->n_done, 1);
+    assert_int_equal(client[0]->result.end, DS4_END_CANCELLED);
+    assert_int_equal((int)client[0]->out.len, 3);
+    assert_int_equal(client[2]->result.end, DS4_END_CANCELLED);
+    assert_int_equal(client[1]->result.end, DS4_END_CANCELLED);
+    assert_true(ds4_rig_is_right(client[3], 200));
+    for (int32_t c = 0; c < 4; c++)
+        ds4_rig_client_free(client[c]);
+    assert_clean(&rig);
+    ds4_rig_close(&rig);
+}
+
+static void a_full_queue_refuses_and_a_late_one_times_out(void **state)
+{
+    struct ds4_rig_shape shape = small;
+    struct ds4_rig rig;
+    struct ds4_rig_client *client[4];
+    enum ds4_reason reason;
+    struct ds4_err err = {0};
+    int32_t wait_ms = 0;
+
+    (void)state;
+    shape.config.max_seqs = 1;
+    shape.config.queue_max = 2;
+    shape.config.queue_ms = 5000;
+    ds4_rig_open(&rig, &shape);
+    client[0] = submit(&rig, 1, 100, 3000);
+    ds4_rig_turn(&rig);
+    client[1] = submit(&rig, 2, 100, 10);
+    client[2] = submit(&rig, 3, 100, 10);
+    client[3] = ds4_rig_client(&rig, 4, 100, 10);
+    assert_int_equal(
+        ds4_sched_submit(rig.sched, client[3]->req, rig.now_ns, &reason, &wait_ms, &err), -1);
+    assert_int_equal(reason, DS4_REASON_QUEUE_FULL);
+    assert_int_equal(err.code, DS4_E_BUSY);
+    assert_true(wait_ms >= 1000);
+    rig.now_ns += 5 * DS4_NS_PER_SEC;
+    ds4_sched_pump(rig.sched, rig.now_ns);
+    assert_int_equal(client[1]->n_done, 1);
+    assert_int_equal(client[1]->result.reason, DS4_REASON_QUEUE_TIMEOUT);
+    assert_int_equal(client[1]->result.err.code, DS4_E_TIMEOUT);
+    assert_int_equal(client[3]->n_done, 0);
+    ds4_sched_cancel(rig.sched, client[0]->req, DS4_CANCEL_API, rig.now_ns);
+    ds4_rig_run(&rig);
+    for (int32_t c = 0; c < 4; c++)
+        ds4_rig_client_free(client[c]);
+    assert_clean(&rig);
+    ds4_rig_close(&rig);
+}
+
+static void what_can_never_run_is_refused_at_once_with_the_right_name(void **state)
+{
+    struct ds4_rig_shape shape = small;
+    struct ds4_rig rig;
+    struct ds4_rig_client *client;
+    enum ds4_reason reason;
+    struct ds4_err err = {0};
+
+    (void)state;
+    shape.n_blocks = 10; /* the context says 4096 tokens, the cache holds 2560 */
+    ds4_rig_open(&rig, &shape);
+    client = ds4_rig_client(&rig, 1, 2000, 1000);
+    assert_int_equal(ds4_rig_submit(client, &reason, &err), -1);
+    assert_int_equal(reason, DS4_REASON_KV_CAPACITY);
+    assert_int_equal(err.code, DS4_E_INVALID);
+    assert_non_null(strstr(err.msg, "needs 12 cache blocks"));
+    ds4_rig_client_free(client);
+
+    client = ds4_rig_client(&rig, 1, 4096, 1);
+    assert_int_equal(ds4_rig_submit(client, &reason, &err), -1);
+    assert_int_equal(reason, DS4_REASON_CONTEXT);
+    assert_int_equal(err.code, DS4_E_TOO_LONG);
+    ds4_rig_client_free(client);
+
+    client = ds4_rig_client(&rig, 1, 10, 1);
+    client->prompt.ptr[3] = DS4_RIG_VOCAB;
+    assert_int_equal(ds4_request_set_prompt(client->req, client->prompt.ptr, 10, &err), 0);
+    assert_int_equal(ds4_rig_submit(client, &reason, &err), -1);
+    assert_int_equal(reason, DS4_REASON_INVALID);
+    ds4_rig_client_free(client);
+    assert_clean(&rig);
+    ds4_rig_close(&rig);
+}
+
+static void max_new_is_cut_to_the_context_and_the_end_says_so(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *client;
+
+    (void)state;
+    for (uint32_t seed = 0;; seed++) {
+        ds4_rig_open(&rig, &small);
+        client = submit(&rig, seed, 4094, 384000);
+        assert_true(client->req->max_new_reduced);
+        assert_int_equal(client->req->max_new, 2);
+        ds4_rig_run(&rig);
+        assert_true(ds4_rig_is_right(client, 2));
+        if (client->out.len == 2 && client->out.ptr[1] != DS4_RIG_STOP_ID)
+            break;
+        ds4_rig_client_free(client);
+        ds4_rig_close(&rig);
+    }
+    assert_int_equal(client->result.end, DS4_END_CONTEXT);
+    assert_clean(&rig);
+    ds4_rig_client_free(client);
+    ds4_rig_close(&rig);
+}
+
+static void waiting_for_blocks_is_not_an_error(void **state)
+{
+    struct ds4_rig_shape shape = small;
+    struct ds4_rig rig;
+    struct ds4_rig_client *client[5];
+    struct ds4_sched_stats stats;
+    uint64_t digest;
+
+    (void)state;
+    shape.n_blocks = 9; /* two requests of four blocks and the probe */
+    ds4_rig_open(&rig, &shape);
+    for (uint32_t c = 0; c < 5; c++)
+        client[c] = submit(&rig, c, 600, 400);
+    ds4_sched_pump(rig.sched, rig.now_ns);
+    ds4_sched_stats(rig.sched, &stats);
+    assert_int_equal(stats.queued, 3);
+    assert_int_equal(stats.prefilling, 2);
+    digest = ds4_budget_digest(rig.sched->budget);
+    ds4_sched_pump(rig.sched, rig.now_ns); /* refused again: nothing moves */
+    assert_true(digest == ds4_budget_digest(rig.sched->budget));
+    ds4_rig_run(&rig);
+    for (int32_t c = 0; c < 5; c++) {
+        assert_true(ds4_rig_is_right(client[c], 400));
+        ds4_rig_client_free(client[c]);
+    }
+    assert_clean(&rig);
+    ds4_rig_close(&rig);
+}
+
+static void a_row_that_is_not_finite_ends_that_sequence_only(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *a, *b;
+    struct ds4_sched_stats stats;
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    a = submit(&rig, 31, 50, 300);
+    b = submit(&rig, 32, 50, 300);
+    for (int32_t i = 0; i < 6; i++)
+        ds4_rig_turn(&rig);
+    rig.stage.nonfinite_seq = a->req->seq;
+    ds4_rig_run(&rig);
+    assert_int_equal(a->result.end, DS4_END_ERROR);
+    assert_int_equal(a->result.reason, DS4_REASON_INTERNAL);
+    assert_int_equal(a->result.err.code, DS4_E_CORRUPT);
+    assert_true(ds4_rig_is_right(b, 300));
+    ds4_sched_stats(rig.sched, &stats);
+    assert_int_equal(stats.idle, 1); /* spoiled rows are not kept */
+    assert_clean(&rig);
+    ds4_rig_client_free(a);
+    ds4_rig_client_free(b);
+    ds4_rig_close(&rig);
+}
+
+static void a_lost_generation_fails_the_running_and_keeps_the_waiting(void **state)
+{
+    struct ds4_rig_shape shape = small;
+    struct ds4_rig rig;
+    struct ds4_rig_client *a, *b, *c;
+    struct ds4_err why = {.code = DS4_E_UNAVAILABLE, .msg = "stage 1 is lost"};
+    struct ds4_sched_stats stats;
+
+    (void)state;
+    shape.config.max_seqs = 2;
+    ds4_rig_open(&rig, &shape);
+    a = submit(&rig, 41, 100, 500); /* will be decoding */
+    for (int32_t i = 0; i < 5; i++)
+        ds4_rig_turn(&rig);
+    b = submit(&rig, 42, 3000, 10); /* will be in prefill */
+    c = submit(&rig, 43, 100, 30);  /* will be waiting */
+    ds4_rig_turn(&rig);
+    ds4_sched_stop(rig.sched, DS4_REASON_RESTARTED, &why, rig.now_ns);
+    assert_int_equal(a->n_done, 1);
+    assert_int_equal(b->n_done, 1);
+    assert_int_equal(c->n_done, 0);
+    assert_int_equal(a->result.reason, DS4_REASON_RESTARTED);
+    assert_string_equal(b->result.err.msg, "stage 1 is lost");
+    ds4_sched_pump(rig.sched, rig.now_ns);
+    ds4_sched_stats(rig.sched, &stats);
+    assert_int_equal(stats.queued, 1);
+    ds4_rig_start(&rig);
+    ds4_rig_run(&rig);
+    assert_int_equal(c->n_done, 1);
+    assert_true(ds4_rig_is_right(c, 30));
+    assert_clean(&rig);
+    ds4_rig_client_free(a);
+    ds4_rig_client_free(b);
+    ds4_rig_client_free(c);
+    ds4_rig_close(&rig);
+}
+
+static void an_answer_that_was_not_asked_for_is_a_broken_protocol(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *client;
+    struct ds4_tokens_out out, bad;
+    struct ds4_token_entry entry;
+    struct ds4_err err = {0};
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    client = submit(&rig, 1, 20, 20);
+    ds4_sched_pump(rig.sched, rig.now_ns);
+    assert_true(ds4_scripted_answer(&rig.stage, &out));
+    entry = out.entry[0];
+    bad = out;
+    bad.entry = &entry;
+
+    bad.step_no = out.step_no + 1;
+    assert_int_equal(ds4_sched_tokens(rig.sched, &bad, rig.now_ns, &err), -1);
+    bad.step_no = out.step_no;
+    bad.generation++;
+    assert_int_equal(ds4_sched_tokens(rig.sched, &bad, rig.now_ns, &err), -1);
+    bad.generation--;
+    bad.n_entry = 2;
+    assert_int_equal(ds4_sched_tokens(rig.sched, &bad, rig.now_ns, &err), -1);
+    bad.n_entry = 1;
+    entry.pos++;
+    assert_int_equal(ds4_sched_tokens(rig.sched, &bad, rig.now_ns, &err), -1);
+    entry.pos--;
+    entry.epoch++;
+    assert_int_equal(ds4_sched_tokens(rig.sched, &bad, rig.now_ns, &err), -1);
+    entry.epoch--;
+    entry.token[0] = DS4_RIG_VOCAB;
+    assert_int_equal(ds4_sched_tokens(rig.sched, &bad, rig.now_ns, &err), -1);
+    assert_int_equal(err.code, DS4_E_PROTOCOL);
+    assert_int_equal((int)client->out.len, 0);
+    entry.token[0] = out.entry[0].token[0];
+    assert_int_equal(ds4_sched_tokens(rig.sched, &bad, rig.now_ns, &err), 0);
+    assert_int_equal(ds4_sched_tokens(rig.sched, &bad, rig.now_ns, &err), -1); /* twice */
+    ds4_rig_run(&rig);
+    assert_true(ds4_rig_is_right(client, 20));
+    ds4_rig_client_free(client);
+    ds4_rig_close(&rig);
+}
+
+static void a_newcomer_is_served_beside_a_long_prompt(void **state)
+{
+    struct ds4_rig_shape shape = small;
+    struct ds4_rig rig;
+    struct ds4_rig_client *hog, *late;
+    struct ds4_sched_stats before, after;
+
+    (void)state;
+    shape.n_stage = 4;
+    shape.n_blocks = 300;
+    shape.context_tok = 65536;
+    ds4_rig_open(&rig, &shape);
+    hog = submit(&rig, 1, 50000, 10);
+    for (int32_t i = 0; i < 20; i++)
+        ds4_rig_turn(&rig);
+    late = submit(&rig, 2, 60, 10);
+    ds4_sched_stats(rig.sched, &before);
+    while (late->out.len == 0)
+        ds4_rig_turn(&rig);
+    ds4_sched_stats(rig.sched, &after);
+    assert_true(after.steps_done - before.steps_done <= 3 * 4); /* in flight, its turn, its way */
+    ds4_rig_run(&rig);
+    assert_true(ds4_rig_is_right(hog, 10));
+    assert_true(ds4_rig_is_right(late, 10));
+    assert_clean(&rig);
+    ds4_rig_client_free(hog);
+    ds4_rig_client_free(late);
+    ds4_rig_close(&rig);
+}
+
+static void an_idle_cluster_is_probed_every_ten_seconds(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_sched_stats stats;
+    struct ds4_rig_client *client;
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    assert_true(ds4_rig_turn(&rig)); /* the first at once */
+    assert_false(ds4_rig_turn(&rig));
+    ds4_sched_stats(rig.sched, &stats);
+    assert_int_equal(stats.last_token_ns, rig.now_ns - DS4_NS_PER_MS);
+    assert_int_equal(ds4_sched_next_ns(rig.sched), stats.last_token_ns + 10 * DS4_NS_PER_SEC);
+    for (int32_t i = 0; i < 5; i++) {
+        rig.now_ns += 10 * DS4_NS_PER_SEC;
+        assert_true(ds4_rig_turn(&rig));
+        assert_false(ds4_rig_turn(&rig));
+    }
+    client = submit(&rig, 1, 100, 20);
+    ds4_rig_run(&rig);
+    assert_true(ds4_rig_is_right(client, 20));
+    assert_clean(&rig);
+    ds4_rig_client_free(client);
+    ds4_rig_close(&rig);
+}
+
+static void a_paused_sequence_waits_and_goes_on(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *a, *b;
+    size_t len;
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    a = submit(&rig, 51, 50, 100);
+    b = submit(&rig, 52, 50, 100);
+    for (int32_t i = 0; i < 6; i++)
+        ds4_rig_turn(&rig);
+    ds4_sched_pause(rig.sched, a->req, true);
+    for (int32_t i = 0; i < 3; i++)
+        ds4_rig_turn(&rig);
+    len = a->out.len;
+    for (int32_t i = 0; i < 10; i++)
+        ds4_rig_turn(&rig);
+    assert_int_equal((int)a->out.len, (int)len);
+    ds4_sched_pause(rig.sched, a->req, false);
+    ds4_rig_run(&rig);
+    assert_true(ds4_rig_is_right(a, 100));
+    assert_true(ds4_rig_is_right(b, 100));
+    assert_clean(&rig);
+    ds4_rig_client_free(a);
+    ds4_rig_client_free(b);
+    ds4_rig_close(&rig);
+}
+
+static void a_step_without_answer_is_noticed(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *client;
+    struct ds4_err err = {0};
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    client = submit(&rig, 1, 20, 20);
+    ds4_sched_pump(rig.sched, rig.now_ns);
+    rig.now_ns += 119 * DS4_NS_PER_SEC;
+    assert_int_equal(ds4_sched_check_step(rig.sched, rig.now_ns, &err), 0);
+    rig.now_ns += 1 * DS4_NS_PER_SEC;
+    assert_int_equal(ds4_sched_check_step(rig.sched, rig.now_ns, &err), -1);
+    assert_int_equal(err.code, DS4_E_TIMEOUT);
+    ds4_sched_cancel(rig.sched, client->req, DS4_CANCEL_API, rig.now_ns);
+    ds4_rig_client_free(client);
+    ds4_rig_close(&rig);
+}
+
+static void a_step_that_cannot_be_sent_ends_the_generation(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *client;
+    struct ds4_err err = {0};
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    client = submit(&rig, 1, 20, 20);
+    rig.stage.fail_sends = 1;
+    ds4_sched_pump(rig.sched, rig.now_ns);
+    assert_int_equal(ds4_sched_check_step(rig.sched, rig.now_ns, &err), -1);
+    assert_int_equal(err.code, DS4_E_IO);
+    ds4_sched_stop(rig.sched, DS4_REASON_RESTARTED, &err, rig.now_ns);
+    assert_int_equal(client->n_done, 1);
+    ds4_rig_client_free(client);
+    ds4_rig_close(&rig);
+}
+
+static void a_side_request_does_not_push_out_a_long_conversation(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *a, *side, *b;
+
+    (void)state;
+    ds4_rig_open(&rig, &small);
+    a = submit(&rig, 61, 3000, 10);
+    ds4_rig_run(&rig);
+    side = ds4_rig_client_of(&rig, a->prompt.ptr, 27, 10);
+    assert_int_equal(ds4_rig_submit(side, NULL, NULL), 0);
+    ds4_rig_run(&rig);
+    b = next_turn(&rig, a, 20, 10);
+    ds4_rig_run(&rig);
+    assert_int_equal(b->cached, (int)(a->prompt.len + a->out.len) - 1);
+    assert_true(ds4_rig_is_right(b, 10));
+    assert_clean(&rig);
+    ds4_rig_client_free(a);
+    ds4_rig_client_free(side);
+    ds4_rig_client_free(b);
+    ds4_rig_close(&rig);
+}
+
+/* Everything at once for a long time: random lengths, shared prefixes, cancels, pauses, lost
+ * generations, a cache that is always too small. */
+static void churn_keeps_the_books_and_the_tokens_right(void **state)
+{
+    struct ds4_rig_shape shape = {
+        .n_stage = 3,
+        .n_blocks = 30,
+        .n_slots = 8,
+        .context_tok = 4096,
+        .config = {.max_seqs = 5, .chunk_tok = 384, .queue_max = 6},
+    };
+    struct ds4_rig_client *client[8] = {0};
+    int32_t max_new[8] = {0};
+    bool broken[8] = {false};
+    struct ds4_err why = {.code = DS4_E_UNAVAILABLE};
+    struct ds4_sched_stats stats;
+    struct ds4_rig rig;
+    uint32_t x = 99;
+    int32_t n_done = 0, n_cached = 0;
+
+    (void)state;
+    ds4_rig_open(&rig, &shape);
+    for (int32_t turn = 0; turn < 30000; turn++) {
+        int32_t c;
+
+        x = x * 1664525u + 1013904223u;
+        c = (int32_t)(x >> 8) % 8;
+        if (c < 0)
+            c = -c;
+        if (client[c] == NULL) {
+            int32_t n = 1 + (int32_t)(x >> 12) % 1500;
+
+            max_new[c] = 1 + (int32_t)(x >> 5) % 120;
+            client[c] = ds4_rig_client(&rig, (x >> 20) % 3, n, max_new[c]);
+            broken[c] = ds4_rig_submit(client[c], NULL, NULL) != 0;
+            if (broken[c])
+                client[c]->n_done = 1;
+        } else if (client[c]->n_done == 1) {
+            n_cached += client[c]->cached > 0;
+            if (!broken[c] && client[c]->result.end < DS4_END_ERROR) {
+                assert_true(ds4_rig_is_right(client[c], max_new[c]));
+                n_done++;
+            }
+            ds4_rig_client_free(client[c]);
+            client[c] = NULL;
+        } else if (x >> 27 == 0) {
+            ds4_sched_cancel(rig.sched, client[c]->req, DS4_CANCEL_DISCONNECT, rig.now_ns);
+        } else if (x >> 27 == 1) {
+            ds4_sched_pause(rig.sched, client[c]->req, (x >> 9) % 2 == 0);
+        }
+        if (turn % 7000 == 6999) {
+            ds4_sched_stop(rig.sched, DS4_REASON_RESTARTED, &why, rig.now_ns);
+            ds4_rig_start(&rig);
+        }
+        if ((x >> 16) % 3 != 0)
+            ds4_rig_turn(&rig);
+        if (turn % 16 == 0)
+            assert_clean(&rig);
+    }
+    for (int32_t c = 0; c < 8; c++)
+        if (client[c] != NULL) {
+            if (client[c]->n_done == 0)
+                ds4_sched_cancel(rig.sched, client[c]->req, DS4_CANCEL_SHUTDOWN, rig.now_ns);
+            ds4_rig_client_free(client[c]);
+        }
+    ds4_rig_run(&rig);
+    ds4_sched_stats(rig.sched, &stats);
+    assert_int_equal(stats.blocks_promised, 0);
+    assert_true(stats.blocks_live <= 1); /* the probe's */
+    assert_int_equal(
+        stats.blocks_free + stats.blocks_cached + stats.blocks_live + stats.blocks_promised, 30);
+    assert_true(n_done > 300);
+    assert_true(n_cached > 30);
+    assert_clean(&rig);
+    ds4_rig_close(&rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_request_gets_the_tokens_of_the_model),
+        cmocka_unit_test(the_answer_ends_at_max_new_and_says_length),
+        cmocka_unit_test(sixteen_sequences_equal_solo_runs_on_one_to_four_stages),
+        cmocka_unit_test(answers_that_come_late_change_nothing),
+        cmocka_unit_test(a_step_posted_beyond_the_end_is_a_no_op),
+        cmocka_unit_test(the_next_turn_computes_only_what_is_new),
+        cmocka_unit_test(a_regenerated_answer_runs_one_prompt_token),
+        cmocka_unit_test(a_cut_below_the_hot_window_starts_over),
+        cmocka_unit_test(a_cancelled_decode_is_told_at_once_and_freed_after_its_steps),
+        cmocka_unit_test(a_cancelled_prefill_leaves_its_chunks_to_the_next_request),
+        cmocka_unit_test(callbacks_may_cancel_themselves_and_others),
+        cmocka_unit_test(a_full_queue_refuses_and_a_late_one_times_out),
+        cmocka_unit_test(what_can_never_run_is_refused_at_once_with_the_right_name),
+        cmocka_unit_test(max_new_is_cut_to_the_context_and_the_end_says_so),
+        cmocka_unit_test(waiting_for_blocks_is_not_an_error),
+        cmocka_unit_test(a_row_that_is_not_finite_ends_that_sequence_only),
+        cmocka_unit_test(a_lost_generation_fails_the_running_and_keeps_the_waiting),
+        cmocka_unit_test(an_answer_that_was_not_asked_for_is_a_broken_protocol),
+        cmocka_unit_test(a_newcomer_is_served_beside_a_long_prompt),
+        cmocka_unit_test(an_idle_cluster_is_probed_every_ten_seconds),
+        cmocka_unit_test(a_paused_sequence_waits_and_goes_on),
+        cmocka_unit_test(a_step_without_answer_is_noticed),
+        cmocka_unit_test(a_step_that_cannot_be_sent_ends_the_generation),
+        cmocka_unit_test(a_side_request_does_not_push_out_a_long_conversation),
+        cmocka_unit_test(churn_keeps_the_books_and_the_tokens_right),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
