@@ -124,6 +124,7 @@ int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form, int64_t no
 {
     /* One step runs while the next waits at stage 0, so a single stage needs two. */
     int32_t inflight = or_default(s->config.inflight, form->n_stage > 2 ? form->n_stage : 2);
+    int32_t first, n;
 
     if (s->started)
         return ds4_fail(err, DS4_E_BUG, "generation %u is still running", s->form.generation);
@@ -148,7 +149,8 @@ int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form, int64_t no
         return ds4_fail(err, DS4_E_NOMEM, "no memory for generation %u", form->generation);
     }
     s->probe_lease = ds4_budget_reserve(s->budget, DS4_PROBE_TOK, err);
-    if (s->probe_lease == NULL) {
+    if (s->probe_lease == NULL ||
+        ds4_budget_fill(s->budget, s->probe_lease, DS4_PROBE_TOK, &first, &n, err) != 0) {
         drop_generation(s);
         return -1;
     }
