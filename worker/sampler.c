@@ -1,0 +1,453 @@
+/* Sampler (house list, step 10): the only place where a token is born.
+ *
+ * Penalty counts are not kept but taken from the history of the call: a walk over the tokens costs
+ * little beside a head product, only sequences with penalties pay it, and a truncation can then never
+ * leave a count behind.  Randomness is counter-based (Philox 4x32-10, Salmon et al. 2011), so the
+ * number of a position does not depend on how many were drawn before.
+ *
+ * Candidates live in a heap ordered by (logit high first, id low first): top_k and top_p pop what they
+ * keep instead of sorting 130 thousand values.  Sums run in double, in a fixed order.
+ *
+ * Invariant: s->count is all zero between calls. */
+#include "worker/sampler.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GREEDY_BELOW 1e-5f
+
+static size_t allowed_bytes(int32_t n_vocab)
+{
+    return ((size_t)n_vocab + 7) / 8;
+}
+
+size_t ds4_sampler_bytes(int32_t n_vocab, int32_t n_slot)
+{
+    size_t per_slot = sizeof(struct ds4_sampler_seq) + allowed_bytes(n_vocab) +
+                      DS4_MAX_LOGIT_BIAS * (sizeof(int32_t) + sizeof(float));
+    size_t scratch = (size_t)n_vocab * (2 * sizeof(float) + 2 * sizeof(int32_t));
+
+    return (size_t)n_slot * per_slot + scratch;
+}
+
+int ds4_sampler_init(struct ds4_sampler *s, int32_t n_vocab, int32_t n_slot, struct ds4_err *err)
+{
+    size_t n = (size_t)n_vocab;
+    bool ok;
+
+    memset(s, 0, sizeof(*s));
+    s->n_vocab = n_vocab;
+    s->n_slot = n_slot;
+    s->seq = calloc((size_t)n_slot, sizeof(*s->seq));
+    s->logit = calloc(n, sizeof(*s->logit));
+    s->weight = calloc(n, sizeof(*s->weight));
+    s->order = calloc(n, sizeof(*s->order));
+    s->count = calloc(n, sizeof(*s->count));
+    ok = s->seq != NULL && s->logit != NULL && s->weight != NULL && s->order != NULL &&
+         s->count != NULL;
+    for (int32_t i = 0; ok && i < n_slot; i++) {
+        s->seq[i].bias_id = calloc(DS4_MAX_LOGIT_BIAS, sizeof(int32_t));
+        s->seq[i].bias = calloc(DS4_MAX_LOGIT_BIAS, sizeof(float));
+        s->seq[i].allowed = calloc(allowed_bytes(n_vocab), 1);
+        ok = s->seq[i].bias_id != NULL && s->seq[i].bias != NULL && s->seq[i].allowed != NULL;
+    }
+    if (ok)
+        return 0;
+    ds4_sampler_deinit(s);
+    return ds4_fail(err, DS4_E_NOMEM, "no memory for the sampler: %zu bytes",
+                    ds4_sampler_bytes(n_vocab, n_slot));
+}
+
+void ds4_sampler_deinit(struct ds4_sampler *s)
+{
+    for (int32_t i = 0; s->seq != NULL && i < s->n_slot; i++) {
+        free(s->seq[i].allowed);
+        free(s->seq[i].bias);
+        free(s->seq[i].bias_id);
+    }
+    free(s->count);
+    free(s->order);
+    free(s->weight);
+    free(s->logit);
+    free(s->seq);
+    memset(s, 0, sizeof(*s));
+}
+
+/* ---- parameters --------------------------------------------------------------------------------- */
+
+static int check_id(const struct ds4_sampler *s, const char *what, int32_t id, struct ds4_err *err)
+{
+    if (id < 0 || id >= s->n_vocab)
+        return ds4_fail(err, DS4_E_PROTOCOL, "%s %d, the vocabulary has %d ids", what, id, s->n_vocab);
+    return 0;
+}
+
+static int check_numbers(const struct ds4_sampling *p, struct ds4_err *err)
+{
+    if (!isfinite(p->temperature) || p->temperature < 0)
+        return ds4_fail(err, DS4_E_PROTOCOL, "temperature %g", (double)p->temperature);
+    if (!(p->top_p >= 0 && p->top_p <= 1) || !(p->min_p >= 0 && p->min_p <= 1) || p->top_k < 0)
+        return ds4_fail(err, DS4_E_PROTOCOL, "top_k %d, top_p %g, min_p %g", p->top_k,
+                        (double)p->top_p, (double)p->min_p);
+    if (!isfinite(p->presence_penalty) || !isfinite(p->frequency_penalty) ||
+        !isfinite(p->repetition_penalty) || p->repetition_penalty <= 0)
+        return ds4_fail(err, DS4_E_PROTOCOL, "penalties %g, %g, %g", (double)p->presence_penalty,
+                        (double)p->frequency_penalty, (double)p->repetition_penalty);
+    if (p->n_logprobs < -1 || p->n_logprobs > DS4_MAX_TOP_LOGPROBS)
+        return ds4_fail(err, DS4_E_PROTOCOL, "%d logprobs, at most %d", p->n_logprobs,
+                        DS4_MAX_TOP_LOGPROBS);
+    return 0;
+}
+
+static int take_ids(struct ds4_sampler *s, struct ds4_sampler_seq *q, const struct ds4_seq_open *open,
+                    struct ds4_err *err)
+{
+    const struct ds4_sampling *p = &open->sampling;
+
+    if (open->n_stop < 0 || open->n_stop > DS4_MAX_STOP_IDS || p->n_bias < 0 ||
+        p->n_bias > DS4_MAX_LOGIT_BIAS || p->n_allowed < 0)
+        return ds4_fail(err, DS4_E_PROTOCOL, "%d stop ids, %d biases, %d allowed ids", open->n_stop,
+                        p->n_bias, p->n_allowed);
+    for (int32_t i = 0; i < open->n_stop; i++) {
+        if (check_id(s, "stop id", open->stop_id[i], err) != 0)
+            return -1;
+        q->stop_id[i] = open->stop_id[i];
+    }
+    for (int32_t i = 0; i < p->n_bias; i++) {
+        if (check_id(s, "bias id", p->bias_id[i], err) != 0)
+            return -1;
+        if (!isfinite(p->bias[i]))
+            return ds4_fail(err, DS4_E_PROTOCOL, "bias of id %d is not finite", p->bias_id[i]);
+        q->bias_id[i] = p->bias_id[i];
+        q->bias[i] = p->bias[i];
+    }
+    memset(q->allowed, p->n_allowed > 0 ? 0 : 0xff, allowed_bytes(s->n_vocab));
+    for (int32_t i = 0; i < p->n_allowed; i++) {
+        if (check_id(s, "allowed id", p->allowed_id[i], err) != 0)
+            return -1;
+        q->allowed[p->allowed_id[i] / 8] |= (uint8_t)(1 << p->allowed_id[i] % 8);
+    }
+    if (p->think_close_id != -1 && check_id(s, "think close id", p->think_close_id, err) != 0)
+        return -1;
+    if (open->n_prompt < 0 || open->max_pos < 1)
+        return ds4_fail(err, DS4_E_PROTOCOL, "prompt of %d tokens, last position %d", open->n_prompt,
+                        open->max_pos);
+    if (p->think_close_id == -1 && p->force_close_at >= 0)
+        return ds4_fail(err, DS4_E_PROTOCOL, "forced close at %d without an id", p->force_close_at);
+    return 0;
+}
+
+int ds4_sampler_open(struct ds4_sampler *s, const struct ds4_seq_open *open, struct ds4_err *err)
+{
+    struct ds4_sampler_seq *q;
+
+    if (open->slot < 0 || open->slot >= s->n_slot)
+        return ds4_fail(err, DS4_E_PROTOCOL, "open of slot %d, there are %d", open->slot, s->n_slot);
+    q = &s->seq[open->slot];
+    if (check_numbers(&open->sampling, err) != 0 || take_ids(s, q, open, err) != 0)
+        return -1;
+    q->param = open->sampling;
+    q->param.bias_id = q->bias_id;
+    q->param.bias = q->bias;
+    q->param.allowed_id = NULL; /* the bits in q->allowed stand for them */
+    q->n_prompt = open->n_prompt;
+    q->n_stop = open->n_stop;
+    q->ignore_stop = open->ignore_stop;
+    q->max_pos = open->max_pos;
+    return 0;
+}
+
+/* ---- randomness --------------------------------------------------------------------------------- */
+
+double ds4_sampler_uniform(uint64_t seed, uint64_t position)
+{
+    uint32_t key0 = (uint32_t)seed;
+    uint32_t key1 = (uint32_t)(seed >> 32);
+    uint32_t c0 = (uint32_t)position;
+    uint32_t c1 = (uint32_t)(position >> 32);
+    uint32_t c2 = 0;
+    uint32_t c3 = 0;
+    uint64_t bits;
+
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = UINT64_C(0xD2511F53) * c0;
+        uint64_t p1 = UINT64_C(0xCD9E8D57) * c2;
+
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ key0;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ key1;
+        c1 = (uint32_t)p1;
+        c3 = (uint32_t)p0;
+        key0 += UINT32_C(0x9E3779B9);
+        key1 += UINT32_C(0xBB67AE85);
+    }
+    bits = (uint64_t)c0 << 32 | c1;
+    return (double)(bits >> 11) * 0x1p-53;
+}
+
+/* ---- candidates --------------------------------------------------------------------------------- */
+
+static bool before(const float *logit, int32_t a, int32_t b)
+{
+    return logit[a] > logit[b] || (logit[a] == logit[b] && a < b);
+}
+
+static void sift_down(const float *logit, int32_t *heap, int32_t n, int32_t i)
+{
+    for (;;) {
+        int32_t best = i;
+        int32_t kept = heap[i];
+
+        if (2 * i + 1 < n && before(logit, heap[2 * i + 1], heap[best]))
+            best = 2 * i + 1;
+        if (2 * i + 2 < n && before(logit, heap[2 * i + 2], heap[best]))
+            best = 2 * i + 2;
+        if (best == i)
+            return;
+        heap[i] = heap[best];
+        heap[best] = kept;
+        i = best;
+    }
+}
+
+static void make_heap(const float *logit, int32_t *heap, int32_t n)
+{
+    for (int32_t i = n / 2 - 1; i >= 0; i--)
+        sift_down(logit, heap, n, i);
+}
+
+/* Moves the best of the first n to index n - 1: popping all leaves them best last. */
+static int32_t pop_heap(const float *logit, int32_t *heap, int32_t n)
+{
+    int32_t best = heap[0];
+
+    heap[0] = heap[n - 1];
+    heap[n - 1] = best;
+    sift_down(logit, heap, n - 1, 0);
+    return best;
+}
+
+static int32_t argmax(const float *logit, int32_t n)
+{
+    int32_t best = 0;
+
+    for (int32_t i = 1; i < n; i++)
+        if (logit[i] > logit[best])
+            best = i;
+    return best;
+}
+
+static bool all_finite(const float *logit, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (!isfinite(logit[i]))
+            return false;
+    return true;
+}
+
+/* ---- logprobs: log softmax of the raw row ------------------------------------------------------- */
+
+static void fill_logprobs(struct ds4_sampler *s, const float *logits, int32_t token, int32_t n_top,
+                          struct ds4_token_entry *out)
+{
+    double max = logits[argmax(logits, s->n_vocab)];
+    double sum = 0;
+    double norm;
+
+    for (int32_t i = 0; i < s->n_vocab; i++)
+        sum += exp((double)logits[i] - max);
+    norm = max + log(sum);
+    out->logprob[0] = (struct ds4_logprob){token, (float)((double)logits[token] - norm)};
+    out->n_logprob = 1;
+    if (n_top > s->n_vocab)
+        n_top = s->n_vocab;
+    if (n_top == 0)
+        return;
+    for (int32_t i = 0; i < s->n_vocab; i++)
+        s->order[i] = i;
+    make_heap(logits, s->order, s->n_vocab);
+    for (int32_t i = 0; i < n_top; i++) {
+        int32_t id = pop_heap(logits, s->order, s->n_vocab - i);
+
+        out->logprob[out->n_logprob++] =
+            (struct ds4_logprob){id, (float)((double)logits[id] - norm)};
+    }
+}
+
+/* ---- penalties, bias, masks --------------------------------------------------------------------- */
+
+/* Presence and frequency look at new tokens (as the hosted APIs do), repetition at all. */
+static void penalise(struct ds4_sampler *s, const struct ds4_sampler_seq *q, const int32_t *history,
+                     int32_t n_history)
+{
+    const struct ds4_sampling *p = &q->param;
+
+    if (p->repetition_penalty != 1) {
+        for (int32_t t = 0; t < n_history; t++) {
+            int32_t id = history[t];
+
+            if (s->count[id]++ == 0)
+                s->logit[id] = s->logit[id] > 0 ? s->logit[id] / p->repetition_penalty
+                                                : s->logit[id] * p->repetition_penalty;
+        }
+        for (int32_t t = 0; t < n_history; t++)
+            s->count[history[t]] = 0;
+    }
+    if (p->presence_penalty == 0 && p->frequency_penalty == 0)
+        return;
+    for (int32_t t = q->n_prompt; t < n_history; t++)
+        s->count[history[t]]++;
+    for (int32_t t = q->n_prompt; t < n_history; t++) {
+        int32_t id = history[t];
+
+        if (s->count[id] > 0)
+            s->logit[id] -= p->presence_penalty + p->frequency_penalty * (float)s->count[id];
+        s->count[id] = 0;
+    }
+}
+
+/* Penalties on finite logits stay finite but for overflow; clamping keeps the row ordered. */
+static void clamp_finite(float *logit, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        if (logit[i] > 1e30f)
+            logit[i] = 1e30f;
+        else if (!(logit[i] >= -1e30f))
+            logit[i] = -1e30f;
+    }
+}
+
+static bool is_allowed(const struct ds4_sampler_seq *q, int32_t id)
+{
+    return (q->allowed[id / 8] >> id % 8 & 1) != 0;
+}
+
+static bool is_stop(const struct ds4_sampler_seq *q, int32_t id)
+{
+    for (int32_t i = 0; i < q->n_stop; i++)
+        if (q->stop_id[i] == id)
+            return true;
+    return false;
+}
+
+/* Hidden for now, though allowed in general. */
+static bool is_guarded(const struct ds4_sampler_seq *q, int32_t id, int32_t n_new)
+{
+    return (n_new < q->param.min_new_tok && is_stop(q, id)) ||
+           (n_new < q->param.think_close_guard && id == q->param.think_close_id);
+}
+
+/* Lists the ids that may be chosen in s->order; returns how many, at least 1. */
+static int32_t list_candidates(struct ds4_sampler *s, const struct ds4_sampler_seq *q, int32_t n_new)
+{
+    int32_t n = 0;
+
+    for (int32_t id = 0; id < s->n_vocab; id++)
+        if (is_allowed(q, id) && !is_guarded(q, id, n_new))
+            s->order[n++] = id;
+    for (int32_t id = 0; n == 0 && id < s->n_vocab; id++)
+        if (is_allowed(q, id))
+            s->order[n++] = id;
+    return n;
+}
+
+/* ---- choice ------------------------------------------------------------------------------------- */
+
+/* The first of ids[0..n), from the last backwards, whose running weight passes u of the whole.  Should
+ * rounding keep the sum below the mark, the last one with any weight is it. */
+static int32_t draw(const float *weight, const int32_t *ids, int32_t n, double total, double u)
+{
+    double mark = u * total;
+    double sum = 0;
+    int32_t last = ids[n - 1];
+
+    for (int32_t i = n - 1; i >= 0; i--) {
+        if (weight[ids[i]] > 0)
+            last = ids[i];
+        sum += (double)weight[ids[i]];
+        if (sum > mark)
+            break;
+    }
+    return last;
+}
+
+/* The best of s->order[0..n), then drawn among what min_p, top_k and top_p leave. */
+static int32_t choose(struct ds4_sampler *s, const struct ds4_sampling *p, int32_t n, double u)
+{
+    int32_t *ids = s->order;
+    int32_t best = ids[0];
+    int32_t kept = 0;
+    int32_t limit;
+    double total = 0;
+    double mass = 0;
+
+    for (int32_t i = 1; i < n; i++)
+        if (before(s->logit, ids[i], best))
+            best = ids[i];
+    if (p->temperature < GREEDY_BELOW)
+        return best;
+    for (int32_t i = 0; i < n; i++) { /* weight 1 is the best; min_p is relative to it */
+        int32_t id = ids[i];
+        double over = ((double)s->logit[id] - (double)s->logit[best]) / (double)p->temperature;
+
+        s->weight[id] = (float)exp(over);
+        if (s->weight[id] >= p->min_p) {
+            ids[kept++] = id;
+            total += (double)s->weight[id];
+        }
+    }
+    limit = p->top_k > 0 && p->top_k < kept ? p->top_k : kept;
+    if (limit == kept && p->top_p >= 1)
+        return draw(s->weight, ids, kept, total, u);
+
+    make_heap(s->logit, ids, kept);
+    if (limit < kept) { /* top_p is a share of what top_k leaves: pop those first */
+        total = 0;
+        for (int32_t i = 0; i < limit; i++)
+            total += (double)s->weight[pop_heap(s->logit, ids, kept - i)];
+        ids += kept - limit; /* the chosen, best last */
+    }
+    n = 0;
+    while (n < limit && (n == 0 || mass < (double)p->top_p * total)) {
+        int32_t id = limit < kept ? ids[limit - 1 - n] : pop_heap(s->logit, ids, limit - n);
+
+        mass += (double)s->weight[id];
+        n++;
+    }
+    return draw(s->weight, ids + (limit - n), n, mass, u);
+}
+
+void ds4_sampler_pick(struct ds4_sampler *s, int32_t slot, const float *logits,
+                      const int32_t *history, int32_t n_history, struct ds4_token_entry *out)
+{
+    const struct ds4_sampler_seq *q = &s->seq[slot];
+    int32_t n_new = n_history - q->n_prompt;
+    int32_t token;
+
+    out->flags = 0;
+    out->n_token = 0;
+    out->n_logprob = 0;
+    if (!all_finite(logits, s->n_vocab)) {
+        out->flags = DS4_TOKEN_NONFINITE;
+        return;
+    }
+    if (q->param.force_close_at >= 0 && q->param.force_close_at == n_history) {
+        token = q->param.think_close_id;
+    } else {
+        memcpy(s->logit, logits, (size_t)s->n_vocab * sizeof(*s->logit));
+        penalise(s, q, history, n_history);
+        for (int32_t i = 0; i < q->param.n_bias; i++)
+            s->logit[q->bias_id[i]] += q->bias[i];
+        clamp_finite(s->logit, s->n_vocab);
+        token = choose(s, &q->param, list_candidates(s, q, n_new),
+                       ds4_sampler_uniform(q->param.seed, (uint64_t)n_history));
+    }
+    if (q->param.n_logprobs >= 0)
+        fill_logprobs(s, logits, token, q->param.n_logprobs, out);
+    out->flags = DS4_TOKEN_SAMPLED;
+    out->n_token = 1;
+    out->token[0] = token;
+    if ((is_stop(q, token) && !q->ignore_stop) || n_history >= q->max_pos - 1)
+        out->flags |= DS4_TOKEN_ENDED;
+}
