@@ -1,0 +1,149 @@
+/* Attention of one layer (house list, step 9; paper 3).
+ *
+ * Order inside a step: compressors first (they emit the rows that tokens of this step complete), then
+ * select and attend, and only then the window ring takes the step's rows: while the step runs, the ring
+ * holds its history and the step's own rows come from the buffer, so a chunk may be longer than the
+ * ring.  Keys are values: one row per token serves both, for all heads.
+ *
+ * Everything in a layer rotates with that layer's table; the output is rotated back because values
+ * carry the rotation. */
+#include "worker/attention.h"
+
+#include "worker/stage_state.h"
+
+static void rotate(struct ds4_stage *st, const struct ds4_layer_weights *w, struct ds4_tensor x,
+                   bool unit_rms, bool inverse)
+{
+    struct ds4_rope_args a = {.batch = &st->batch,
+                              .x = x,
+                              .rope = w->rope,
+                              .inverse = inverse,
+                              .unit_rms = unit_rms,
+                              .eps = st->model.rms_eps};
+
+    st->backend->rope(st->dev, &a);
+}
+
+/* Rounds n_row rows of d values as a cache row of that format would be. */
+static void round_rows(struct ds4_stage *st, float *x, int32_t n_row, int32_t d,
+                       enum ds4_row_format format)
+{
+    struct ds4_round_args a = {.x = ds4_tensor_2d(x, DS4_DTYPE_F32, n_row, d),
+                               .format = format,
+                               .d_rope = st->model.d_rope};
+
+    st->backend->round(st->dev, &a);
+}
+
+/* h -> q_rank [n, q_rank], normed: the indexer reads it too; -> q [n, n_head, d_head], rotated. */
+static void make_queries(struct ds4_stage *st, const struct ds4_layer_weights *w)
+{
+    const struct ds4_model_shape *m = &st->model;
+
+    ds4_stage_product(st, &w->q_a, st->buf.h, st->buf.q_rank, 1, false);
+    ds4_stage_norm(st, st->buf.q_rank, m->q_rank, w->q_norm);
+    ds4_stage_product(st, &w->q_b, st->buf.q_rank, st->buf.q, 1, false);
+    rotate(st, w, ds4_stage_heads(st, st->buf.q, m->n_head, m->d_head), true, false);
+}
+
+/* h -> kv [n, d_head]: normed, rotated, rounded as the window stores it. */
+static void make_rows(struct ds4_stage *st, const struct ds4_layer_weights *w,
+                      const struct ds4_kv_layer *cache)
+{
+    const struct ds4_model_shape *m = &st->model;
+
+    ds4_stage_product(st, &w->kv, st->buf.h, st->buf.kv, 1, false);
+    ds4_stage_norm(st, st->buf.kv, m->d_head, w->kv_norm);
+    rotate(st, w, ds4_stage_heads(st, st->buf.kv, 1, m->d_head), false, false);
+    round_rows(st, st->buf.kv, st->batch.n_tok, m->d_head, cache->window.format);
+}
+
+/* Pools the blocks that close in this step into `pages`.  Serves main rows and indexer keys. */
+static void compress(struct ds4_stage *st, const struct ds4_layer_weights *w,
+                     const struct ds4_compressor_weights *cw, const struct ds4_ring *ring_k,
+                     const struct ds4_ring *ring_g, const struct ds4_pages *pages)
+{
+    int32_t width = cw->kv.n_row; /* c * d, c = 2 with overlap */
+    struct ds4_compress_args a = {.batch = &st->batch,
+                                  .k = ds4_stage_rows(st, st->buf.comp_k, width),
+                                  .g = ds4_stage_rows(st, st->buf.comp_g, width),
+                                  .ape = cw->ape,
+                                  .ratio = w->ratio,
+                                  .overlap = width == 2 * pages->d,
+                                  .norm = cw->norm,
+                                  .eps = st->model.rms_eps,
+                                  .rope = w->rope,
+                                  .ring_k = *ring_k,
+                                  .ring_g = *ring_g,
+                                  .pages = *pages};
+
+    ds4_stage_product(st, &cw->kv, st->buf.h, st->buf.comp_k, 1, true);
+    ds4_stage_product(st, &cw->gate, st->buf.h, st->buf.comp_g, 1, true);
+    st->backend->compress(st->dev, &a);
+}
+
+/* Chooses the compressed rows each query may read.  The reference scales the head weights by
+ * (d_index * n_index_head)^-0.5; a positive factor common to all scores cannot change their order, so it
+ * is left out. */
+static void select_rows(struct ds4_stage *st, const struct ds4_layer_weights *w,
+                        const struct ds4_kv_layer *cache)
+{
+    const struct ds4_model_shape *m = &st->model;
+    struct ds4_index_args a = {.batch = &st->batch,
+                               .q = ds4_stage_heads(st, st->buf.index_q, m->n_index_head, m->d_index),
+                               .w = ds4_stage_rows(st, st->buf.index_w, m->n_index_head),
+                               .pages = cache->index_rows,
+                               .ratio = w->ratio,
+                               .top_k = m->index_topk,
+                               .sel = st->buf.sel,      /* [n, index_topk] */
+                               .n_sel = st->buf.n_sel}; /* [n] */
+
+    ds4_stage_product(st, &w->index_q, st->buf.q_rank, st->buf.index_q, 1, false);
+    rotate(st, w, a.q, false, false);
+    round_rows(st, st->buf.index_q, st->batch.n_tok * m->n_index_head, m->d_index,
+               cache->index_rows.format);
+    ds4_stage_product(st, &w->index_head, st->buf.h, st->buf.index_w, 1, true);
+    st->backend->index(st->dev, &a);
+}
+
+/* q, kv, ring and pages -> o [n, n_head, d_head]; then the ring takes kv. */
+static void attend(struct ds4_stage *st, const struct ds4_layer_weights *w,
+                   const struct ds4_kv_layer *cache)
+{
+    const struct ds4_model_shape *m = &st->model;
+    struct ds4_attention_args a = {.batch = &st->batch,
+                                   .q = ds4_stage_heads(st, st->buf.q, m->n_head, m->d_head),
+                                   .kv = ds4_stage_rows(st, st->buf.kv, m->d_head),
+                                   .ring = cache->window,
+                                   .pages = cache->rows,
+                                   .ratio = w->ratio,
+                                   .window_tok = m->window_tok,
+                                   .sel = w->indexer ? st->buf.sel : NULL,
+                                   .n_sel = w->indexer ? st->buf.n_sel : NULL,
+                                   .top_k = w->indexer ? m->index_topk : 0,
+                                   .sink = w->sink,
+                                   .o = ds4_stage_heads(st, st->buf.o, m->n_head, m->d_head)};
+    struct ds4_ring_write_args write = {.batch = &st->batch, .x = a.kv, .ring = cache->window};
+
+    st->backend->attention(st->dev, &a);
+    st->backend->ring_write(st->dev, &write);
+    rotate(st, w, a.o, false, true);
+}
+
+void ds4_attention_forward(struct ds4_stage *st, int32_t l)
+{
+    const struct ds4_layer_weights *w = &st->weights.layer[l];
+    const struct ds4_kv_layer *cache = &st->kv.layer[l];
+
+    make_queries(st, w);
+    make_rows(st, w, cache);
+    if (w->ratio > 0)
+        compress(st, w, &w->compressor, &cache->comp_k, &cache->comp_g, &cache->rows);
+    if (w->indexer) {
+        compress(st, w, &w->index_compressor, &cache->index_k, &cache->index_g, &cache->index_rows);
+        select_rows(st, w, cache);
+    }
+    attend(st, w, cache);
+    ds4_stage_product(st, &w->out_a, st->buf.o, st->buf.o_rank, st->model.n_group, false);
+    ds4_stage_product(st, &w->out_b, st->buf.o_rank, st->buf.y, 1, false);
+}

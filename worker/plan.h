@@ -1,0 +1,103 @@
+/* Every byte of a stage, decided before the first allocation.
+ *
+ * The plan is arithmetic on the model's shape, the settings and what the device has free; nothing here
+ * allocates.  Sizes come from the same functions that later carve the memory, so plan and use cannot
+ * differ. */
+#ifndef DS4_WORKER_PLAN_H
+#define DS4_WORKER_PLAN_H
+
+#include "common/err.h"
+#include "common/model.h"
+#include "kernels/backend.h"
+#include "worker/kv_cache.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define DS4_PLAN_SPARE_SLOTS 2 /* parked or arriving sequences beside the running ones */
+
+/* Device buffers of one step; n = max_tok rows. */
+struct ds4_step_buffers {
+    void *x;            /* [n, n_hyper, d_model] stream dtype: the residual */
+    float *h;           /* [n, d_model] input of a half */
+    float *y;           /* [n, d_model] its output */
+    float *post;        /* [n, n_hyper] */
+    float *comb;        /* [n, n_hyper, n_hyper] */
+    float *q_rank;      /* [n, q_rank] */
+    float *q;           /* [n, n_head, d_head] */
+    float *kv;          /* [n, d_head] */
+    float *comp_k;      /* [n, 2 * d_head] */
+    float *comp_g;      /* [n, 2 * d_head] */
+    float *index_q;     /* [n, n_index_head, d_index] */
+    float *index_w;     /* [n, n_index_head] */
+    int32_t *sel;       /* [n, index_topk] */
+    int32_t *n_sel;     /* [n] */
+    float *o;           /* [n, n_head, d_head] */
+    float *o_rank;      /* [n, n_group * o_rank] */
+    float *route_logit; /* [n, n_expert] */
+    int32_t *route_id;  /* [n, n_expert_used] */
+    float *route_weight; /* [n, n_expert_used] */
+    float *head_h;       /* [max_seqs, d_model]; last stage */
+    float *logits;       /* [max_seqs, n_vocab]; last stage */
+};
+
+/* Lays the buffers out from base on; NULL measures.  Returns the bytes. */
+size_t ds4_step_buffers_carve(struct ds4_step_buffers *buf, const struct ds4_model_shape *model,
+                              enum ds4_dtype stream, int32_t max_tok, int32_t max_seqs, bool last,
+                              void *base);
+
+struct ds4_plan_request {
+    const struct ds4_model_shape *model;
+    struct ds4_model_part part;
+    bool quant_sim;
+    enum ds4_row_format plain_format; /* of rows without quant_sim: F32 or BF16 */
+    enum ds4_dtype stream;
+    int32_t context_tok; /* 0: the model's, or what fits */
+    int32_t max_seqs;
+    int32_t max_step_tok;
+    int32_t n_blocks; /* 0: what fits, at most what all running sequences can use */
+    int32_t hot_tok;
+    size_t weights_device_bytes;
+    size_t weights_mapped_bytes;
+    size_t free_bytes;  /* on the device now */
+    size_t total_bytes; /* of the device */
+    size_t (*scratch_bytes)(const void *arg, const struct ds4_limits *limits);
+    const void *scratch_arg;
+};
+
+struct ds4_plan {
+    struct ds4_model_part part;
+    enum ds4_dtype stream;
+    size_t row_bytes; /* one row of the residual between stages */
+    int32_t context_tok;
+    int32_t max_seqs;
+    int32_t max_step_tok;
+    struct ds4_limits limits;
+
+    struct ds4_kv_layer_shape layer[DS4_MAX_LAYERS];
+    struct ds4_kv_shape kv; /* kv.layer points at `layer` */
+
+    size_t weights_bytes; /* device memory */
+    size_t mapped_bytes;  /* weights used in place, in the page cache */
+    size_t rings_bytes;
+    size_t pages_bytes;
+    size_t steps_bytes;
+    size_t scratch_bytes;
+    size_t spare_bytes; /* left alone */
+    size_t host_bytes;  /* tables, histories, logits on the host */
+    size_t free_bytes;
+};
+
+/* Fills *plan, which must stay where it is (kv.layer points into it).  DS4_E_INVALID for settings out of
+ * range; DS4_E_NOMEM, with the bytes needed and free and what would fit. */
+int ds4_plan_make(struct ds4_plan *plan, const struct ds4_plan_request *request,
+                  struct ds4_err *err) DS4_MUST_CHECK;
+
+/* Device bytes of the plan, mapped weights included. */
+size_t ds4_plan_total(const struct ds4_plan *plan);
+
+/* The table, one info line per part. */
+void ds4_plan_log(const struct ds4_plan *plan);
+
+#endif

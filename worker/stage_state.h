@@ -1,0 +1,115 @@
+/* struct ds4_stage as the parts of a stage see it: stage.c owns it, layer.c and what it calls use it.
+ * Nobody outside these files includes this header. */
+#ifndef DS4_WORKER_STAGE_STATE_H
+#define DS4_WORKER_STAGE_STATE_H
+
+#include "common/model.h"
+#include "common/weights_file.h"
+#include "kernels/backend.h"
+#include "proto/message.h"
+#include "worker/kv_cache.h"
+#include "worker/plan.h"
+#include "worker/sampler.h"
+#include "worker/stage.h"
+#include "worker/weights.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* What the newest token record said about the sequence of a slot. */
+struct ds4_stage_given {
+    int64_t step_no; /* -1: nothing yet */
+    uint32_t flags;
+    int32_t token; /* -1: none */
+};
+
+struct ds4_stage {
+    int32_t stage;
+    int32_t n_stage;
+    bool first;
+    bool last;
+
+    struct ds4_weights_file *file; /* owned; the mapping of weights in place */
+    struct ds4_model_shape model;
+    uint8_t model_digest[DS4_ID_BYTES];
+    const struct ds4_backend *backend;
+    struct ds4_device *dev; /* owned, with everything allocated from it */
+    struct ds4_plan plan;
+    struct ds4_stage_weights weights;
+    struct ds4_kv kv;
+    struct ds4_step_buffers buf;
+
+    /* The running generation. */
+    uint32_t generation; /* 0: none formed */
+    int64_t next_step;
+    int64_t noted_step;            /* newest record noted, -1 none */
+    struct ds4_stage_given *given; /* [n_slot] */
+    int32_t max_seqs;              /* as formed */
+    int32_t max_step_tok;
+    int32_t context_tok;
+
+    /* The step between begin and forward, as kernels see it. */
+    bool begun;
+    struct ds4_batch batch;        /* its arrays are the four below */
+    int32_t *token;                /* [max_step_tok] */
+    int32_t *pos;                  /* [max_step_tok] */
+    int32_t *entry_of;             /* [max_step_tok] */
+    struct ds4_batch_entry *entry; /* [max_seqs] */
+
+    /* Last stage only. */
+    struct ds4_sampler sampler;
+    int32_t *history;    /* [n_slot, table_blocks * DS4_BLOCK_TOK] ids of each sequence */
+    float *host_logits;  /* [max_seqs, n_vocab] */
+    int32_t *head_row;   /* [max_seqs] rows of the step that are sampled */
+    struct ds4_token_entry *out_entry; /* [max_seqs] */
+
+    atomic_int_fast64_t nonfinite_rows;
+    atomic_int running_layer; /* -1: none */
+};
+
+/* Dense f32 views of the step's first n_tok rows. */
+static inline struct ds4_tensor ds4_stage_rows(const struct ds4_stage *st, float *data, int32_t d)
+{
+    return ds4_tensor_2d(data, DS4_DTYPE_F32, st->batch.n_tok, d);
+}
+
+static inline struct ds4_tensor ds4_stage_heads(const struct ds4_stage *st, float *data,
+                                                int32_t n_head, int32_t d_head)
+{
+    return ds4_tensor_3d(data, DS4_DTYPE_F32, st->batch.n_tok, n_head, d_head);
+}
+
+/* The residual of the step: [n_tok, n_hyper, d_model] in the stream's dtype. */
+static inline struct ds4_tensor ds4_stage_residual(const struct ds4_stage *st)
+{
+    return ds4_tensor_3d(st->buf.x, st->plan.stream, st->batch.n_tok, st->model.n_hyper,
+                         st->model.d_model);
+}
+
+/* y = W x over the step's rows; x [n_tok, n_group * n_col], y [n_tok, n_row]. */
+static inline void ds4_stage_product(struct ds4_stage *st, const struct ds4_weight *w, float *x,
+                                     float *y, int32_t n_group, bool exact)
+{
+    struct ds4_gemm_args a = {.w = *w,
+                              .n_group = n_group,
+                              .exact = exact,
+                              .x = ds4_stage_rows(st, x, n_group * w->n_col),
+                              .y = ds4_stage_rows(st, y, w->n_row)};
+
+    st->backend->gemm(st->dev, &a);
+}
+
+/* x = w * x / rms(x) over the step's rows of d values, in place. */
+static inline void ds4_stage_norm(struct ds4_stage *st, float *x, int32_t d, const float *w)
+{
+    struct ds4_rmsnorm_args a = {.x = ds4_stage_rows(st, x, d),
+                                 .w = w,
+                                 .eps = st->model.rms_eps,
+                                 .y = ds4_stage_rows(st, x, d)};
+
+    st->backend->rmsnorm(st->dev, &a);
+}
+
+#endif

@@ -1,0 +1,505 @@
+/* Loading one stage (before step 8 of the house list): file tensors -> struct ds4_stage_weights.
+ *
+ * Measuring and loading are one walk over the same list of tensors, so the plan cannot differ from what
+ * is taken: a walk without an area adds up sizes, a walk with one copies.  The list below is the
+ * catalogue of a DeepSeek V4 file in paper order.
+ *
+ * Invariant: every number that later indexes something (expert ids of the hash tables) is checked here,
+ * at birth. */
+#include "worker/weights.h"
+
+#include "common/log.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define TENSOR_ALIGN  256
+#define STAGING_BYTES ((size_t)16 << 20)
+
+/* One walk.  area NULL: measure only. */
+struct walk {
+    const struct ds4_weights_request *rq;
+    const struct ds4_backend *backend;
+    struct ds4_device *dev;
+    uint8_t *area;
+    uint8_t *staging; /* STAGING_BYTES host bytes for devices with their own memory */
+    struct ds4_weights_size used;
+    size_t total_bytes;
+    void (*progress)(void *arg, int64_t loaded, int64_t total);
+    void *progress_arg;
+    char prefix[32]; /* "blk.7." */
+};
+
+/* ---- single tensors ----------------------------------------------------------------------------- */
+
+static const struct ds4_tensor_info *find(struct walk *k, const char *name, struct ds4_err *err)
+{
+    char full[DS4_TENSOR_NAME_BYTES];
+    const struct ds4_tensor_info *info;
+
+    snprintf(full, sizeof(full), "%s%s", k->prefix, name);
+    info = ds4_weights_find(k->rq->file, full);
+    if (info == NULL)
+        ds4_fail(err, DS4_E_INVALID, "tensor %s is missing", full);
+    else if (!info->usable)
+        ds4_fail(err, DS4_E_INVALID, "tensor %s has GGUF type %" PRIu32 ", which is not supported",
+                 full, info->gguf_type);
+    return info != NULL && info->usable ? info : NULL;
+}
+
+/* Shape as [n_stack, n_row, n_col]; absent leading dimensions are 1. */
+static int check_shape(const struct ds4_tensor_info *info, int64_t n_stack, int64_t n_row,
+                       int64_t n_col, struct ds4_err *err)
+{
+    int64_t ne[DS4_GGUF_MAX_DIMS] = {1, 1, 1, 1};
+
+    for (int32_t i = 0; i < info->n_dims; i++)
+        ne[i] = info->ne[i];
+    if (ne[0] != n_col || ne[1] != n_row || ne[2] != n_stack || ne[3] != 1)
+        return ds4_fail(err, DS4_E_INVALID,
+                        "tensor %s is [%" PRId64 ", %" PRId64 ", %" PRId64 "], the model needs [%" PRId64
+                        ", %" PRId64 ", %" PRId64 "]",
+                        info->name, ne[0], ne[1], ne[2], n_col, n_row, n_stack);
+    return 0;
+}
+
+static uint8_t *reserve(struct walk *k, size_t bytes)
+{
+    uint8_t *at = k->area == NULL ? NULL : k->area + k->used.device_bytes;
+
+    k->used.device_bytes += (bytes + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN;
+    return at;
+}
+
+static void report(struct walk *k)
+{
+    if (k->area != NULL && k->progress != NULL)
+        k->progress(k->progress_arg, (int64_t)(k->used.device_bytes + k->used.mapped_bytes),
+                    (int64_t)k->total_bytes);
+}
+
+static int copy_in(struct walk *k, const struct ds4_tensor_info *info, uint8_t *dst,
+                   struct ds4_err *err)
+{
+    if (k->backend->host_weights)
+        return ds4_weights_read(k->rq->file, info, 0, (size_t)info->bytes, dst, err);
+    for (uint64_t done = 0; done < info->bytes;) {
+        size_t n = info->bytes - done < STAGING_BYTES ? (size_t)(info->bytes - done) : STAGING_BYTES;
+
+        if (ds4_weights_read(k->rq->file, info, done, n, k->staging, err) != 0)
+            return -1;
+        k->backend->upload(k->dev, dst + done, k->staging, n);
+        k->backend->sync(k->dev);
+        done += n;
+    }
+    return 0;
+}
+
+/* Asks the kernel to bring a mapped tensor in, so that the first request does not wait for the disk. */
+static void will_need(const void *data, size_t bytes)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t from = (uintptr_t)data / page * page;
+
+    madvise((void *)from, (uintptr_t)data + bytes - from, MADV_WILLNEED);
+}
+
+static int matrix(struct walk *k, const char *name, int64_t n_stack, int64_t n_row, int64_t n_col,
+                  struct ds4_weight *w, struct ds4_err *err)
+{
+    const struct ds4_tensor_info *info = find(k, name, err);
+    uint8_t *dst = NULL;
+
+    if (info == NULL || check_shape(info, n_stack, n_row, n_col, err) != 0)
+        return -1;
+    if (info->dtype == DS4_DTYPE_I32 || info->dtype == DS4_DTYPE_I8)
+        return ds4_fail(err, DS4_E_INVALID, "tensor %s has type %s, which is no weight", info->name,
+                        ds4_dtype_name(info->dtype));
+    *w = (struct ds4_weight){.dtype = info->dtype,
+                             .n_stack = (int32_t)n_stack,
+                             .n_row = (int32_t)n_row,
+                             .n_col = (int32_t)n_col};
+    if (ds4_dtype_row_bytes(info->dtype, n_col, &w->row_bytes, err) != 0)
+        return ds4_err_wrap(err, "tensor %s", info->name);
+    if (k->rq->in_place)
+        k->used.mapped_bytes += (size_t)info->bytes;
+    else
+        dst = reserve(k, (size_t)info->bytes);
+    if (k->area == NULL)
+        return 0;
+    if (k->rq->in_place) {
+        w->data = ds4_weights_data(k->rq->file, info, err);
+        if (w->data == NULL)
+            return -1;
+        will_need(w->data, (size_t)info->bytes);
+    } else {
+        if (copy_in(k, info, dst, err) != 0)
+            return -1;
+        w->data = dst;
+    }
+    report(k);
+    return 0;
+}
+
+static float scalar_at(enum ds4_dtype dtype, const uint8_t *raw, int64_t i)
+{
+    uint16_t half;
+    float x;
+
+    if (dtype == DS4_DTYPE_F32) {
+        memcpy(&x, raw + 4 * i, sizeof(x));
+        return x;
+    }
+    memcpy(&half, raw + 2 * i, sizeof(half));
+    return dtype == DS4_DTYPE_F16 ? ds4_f32_from_f16(half) : ds4_f32_from_bf16(half);
+}
+
+/* A vector of n scalars as f32.  *v stays NULL while measuring. */
+static int vector(struct walk *k, const char *name, int64_t n, const float **v, struct ds4_err *err)
+{
+    const struct ds4_tensor_info *info = find(k, name, err);
+    uint8_t *dst;
+    uint8_t *raw;
+    float *host;
+    int result = -1;
+
+    if (info == NULL || check_shape(info, 1, 1, n, err) != 0)
+        return -1;
+    if (info->dtype != DS4_DTYPE_F32 && info->dtype != DS4_DTYPE_F16 && info->dtype != DS4_DTYPE_BF16)
+        return ds4_fail(err, DS4_E_INVALID, "tensor %s has type %s, a vector must be F32, F16 or BF16",
+                        info->name, ds4_dtype_name(info->dtype));
+    dst = reserve(k, (size_t)n * sizeof(float));
+    if (k->area == NULL)
+        return 0;
+    raw = malloc((size_t)info->bytes);
+    host = malloc((size_t)n * sizeof(float));
+    if (raw == NULL || host == NULL) {
+        ds4_fail(err, DS4_E_NOMEM, "no memory to read tensor %s", info->name);
+        goto out;
+    }
+    if (ds4_weights_read(k->rq->file, info, 0, (size_t)info->bytes, raw, err) != 0)
+        goto out;
+    for (int64_t i = 0; i < n; i++) {
+        host[i] = scalar_at(info->dtype, raw, i);
+        if (!isfinite(host[i])) {
+            ds4_fail(err, DS4_E_CORRUPT, "tensor %s element %" PRId64 " is not finite", info->name, i);
+            goto out;
+        }
+    }
+    k->backend->upload(k->dev, dst, host, (size_t)n * sizeof(float));
+    k->backend->sync(k->dev);
+    *v = (const float *)dst;
+    result = 0;
+out:
+    free(host);
+    free(raw);
+    return result;
+}
+
+/* Hash layers: the expert ids of every token, each below n_expert. */
+static int route_table(struct walk *k, int32_t n_expert, const int32_t **table, struct ds4_err *err)
+{
+    const struct ds4_model_shape *m = k->rq->model;
+    const struct ds4_tensor_info *info = find(k, "ffn_gate_tid2eid.weight", err);
+    uint8_t *dst;
+    int32_t *host;
+    int result = -1;
+
+    if (info == NULL || check_shape(info, 1, m->n_vocab, m->n_expert_used, err) != 0)
+        return -1;
+    if (info->dtype != DS4_DTYPE_I32)
+        return ds4_fail(err, DS4_E_INVALID, "tensor %s has type %s, must be I32", info->name,
+                        ds4_dtype_name(info->dtype));
+    dst = reserve(k, (size_t)info->bytes);
+    if (k->area == NULL)
+        return 0;
+    host = malloc((size_t)info->bytes);
+    if (host == NULL)
+        return ds4_fail(err, DS4_E_NOMEM, "no memory to read tensor %s", info->name);
+    if (ds4_weights_read(k->rq->file, info, 0, (size_t)info->bytes, host, err) != 0)
+        goto out;
+    for (int64_t i = 0; i < (int64_t)m->n_vocab * m->n_expert_used; i++) {
+        if (host[i] < 0 || host[i] >= n_expert) {
+            ds4_fail(err, DS4_E_CORRUPT, "tensor %s names expert %" PRId32 " for token %" PRId64
+                     ", there are %d", info->name, host[i], i / m->n_expert_used, n_expert);
+            goto out;
+        }
+    }
+    k->backend->upload(k->dev, dst, host, (size_t)info->bytes);
+    k->backend->sync(k->dev);
+    *table = (const int32_t *)dst;
+    report(k);
+    result = 0;
+out:
+    free(host);
+    return result;
+}
+
+/* ---- rotation ----------------------------------------------------------------------------------- */
+
+/* Pair where a wavelength of the trained length makes `rotations` turns (YaRN). */
+static double yarn_pair(const struct ds4_model_shape *m, double rotations)
+{
+    const double two_pi = 6.283185307179586;
+
+    return m->d_rope * log(m->yarn_orig_tok / (two_pi * rotations)) /
+           (2 * log((double)m->compress_rope_base));
+}
+
+/* Frequencies in the f32 steps of the checkpoint's code: 1 / base^(2i/d), then for layers with
+ * compressed rows the YaRN blend of f / factor and f.  No magnitude factor anywhere (paper 3.4). */
+static void rope_frequencies(const struct ds4_model_shape *m, bool yarn, float *freq)
+{
+    double base = (double)(yarn ? m->compress_rope_base : m->rope_base);
+    double low = floor(yarn_pair(m, m->yarn_beta_fast));
+    double high = ceil(yarn_pair(m, m->yarn_beta_slow));
+
+    if (low < 0)
+        low = 0;
+    if (high > m->d_rope - 1)
+        high = m->d_rope - 1;
+    if (high <= low)
+        high = low + 0.001;
+    for (int32_t i = 0; i < m->d_rope / 2; i++) {
+        float exponent = (float)(2 * i) / (float)m->d_rope;
+        float power = (float)pow(base, (double)exponent);
+        float f = 1.0f / power;
+        float ramp = ((float)i - (float)low) / (float)(high - low);
+        float keep;
+
+        if (yarn && m->yarn_factor > 1) {
+            keep = 1.0f - (ramp < 0 ? 0.0f : ramp > 1 ? 1.0f : ramp);
+            f = f / m->yarn_factor * (1.0f - keep) + f * keep;
+        }
+        freq[i] = f;
+    }
+}
+
+static int rope_table(struct walk *k, bool yarn, struct ds4_rope *rope, struct ds4_err *err)
+{
+    const struct ds4_model_shape *m = k->rq->model;
+    size_t bytes = (size_t)(m->d_rope / 2) * sizeof(float);
+    uint8_t *dst = reserve(k, bytes);
+    float *host;
+
+    rope->d_rope = m->d_rope;
+    if (k->area == NULL)
+        return 0;
+    host = malloc(bytes);
+    if (host == NULL)
+        return ds4_fail(err, DS4_E_NOMEM, "no memory for the rotary table");
+    rope_frequencies(m, yarn, host);
+    k->backend->upload(k->dev, dst, host, bytes);
+    k->backend->sync(k->dev);
+    free(host);
+    rope->freq = (const float *)dst;
+    return 0;
+}
+
+/* ---- a layer, in paper order -------------------------------------------------------------------- */
+
+static int hyper(struct walk *k, const char *fn, const char *base, const char *scale,
+                 struct ds4_hyper_weights *w, struct ds4_err *err)
+{
+    const struct ds4_model_shape *m = k->rq->model;
+    int64_t n_mix = (2 + (int64_t)m->n_hyper) * m->n_hyper;
+
+    if (matrix(k, fn, 1, n_mix, (int64_t)m->n_hyper * m->d_model, &w->fn, err) != 0 ||
+        vector(k, base, n_mix, &w->base, err) != 0 || vector(k, scale, 3, &w->scale, err) != 0)
+        return -1;
+    return 0;
+}
+
+static int attention(struct walk *k, struct ds4_layer_weights *w, struct ds4_err *err)
+{
+    const struct ds4_model_shape *m = k->rq->model;
+    int64_t d_out = (int64_t)m->n_group * m->o_rank;
+    int64_t d_heads = (int64_t)m->n_head * m->d_head;
+
+    if (vector(k, "attn_norm.weight", m->d_model, &w->attention_norm, err) != 0 ||
+        matrix(k, "attn_q_a.weight", 1, m->q_rank, m->d_model, &w->q_a, err) != 0 ||
+        vector(k, "attn_q_a_norm.weight", m->q_rank, &w->q_norm, err) != 0 ||
+        matrix(k, "attn_q_b.weight", 1, d_heads, m->q_rank, &w->q_b, err) != 0 ||
+        matrix(k, "attn_kv.weight", 1, m->d_head, m->d_model, &w->kv, err) != 0 ||
+        vector(k, "attn_kv_a_norm.weight", m->d_head, &w->kv_norm, err) != 0 ||
+        vector(k, "attn_sinks.weight", m->n_head, &w->sink, err) != 0 ||
+        matrix(k, "attn_output_a.weight", 1, d_out, d_heads / m->n_group, &w->out_a, err) != 0 ||
+        matrix(k, "attn_output_b.weight", 1, m->d_model, d_out, &w->out_b, err) != 0)
+        return -1;
+    return rope_table(k, w->ratio > 0, &w->rope, err);
+}
+
+static int compressor(struct walk *k, const char *stem, int32_t ratio, int64_t width, int64_t d,
+                      struct ds4_compressor_weights *w, struct ds4_err *err)
+{
+    const struct ds4_model_shape *m = k->rq->model;
+    char name[4][48];
+    static const char *const part[4] = {"kv", "gate", "ape", "norm"};
+
+    for (int i = 0; i < 4; i++)
+        snprintf(name[i], sizeof(name[i]), "%s_%s.weight", stem, part[i]);
+    if (matrix(k, name[0], 1, width, m->d_model, &w->kv, err) != 0 ||
+        matrix(k, name[1], 1, width, m->d_model, &w->gate, err) != 0 ||
+        matrix(k, name[2], 1, ratio, width, &w->ape, err) != 0 ||
+        vector(k, name[3], d, &w->norm, err) != 0)
+        return -1;
+    return 0;
+}
+
+static int indexer(struct walk *k, struct ds4_layer_weights *w, int64_t n_half, struct ds4_err *err)
+{
+    const struct ds4_model_shape *m = k->rq->model;
+
+    if (matrix(k, "indexer.attn_q_b.weight", 1, (int64_t)m->n_index_head * m->d_index, m->q_rank,
+               &w->index_q, err) != 0 ||
+        matrix(k, "indexer.proj.weight", 1, m->n_index_head, m->d_model, &w->index_head, err) != 0)
+        return -1;
+    return compressor(k, "indexer_compressor", w->ratio, n_half * m->d_index, m->d_index,
+                      &w->index_compressor, err);
+}
+
+static int experts(struct walk *k, struct ds4_layer_weights *w, struct ds4_err *err)
+{
+    const struct ds4_model_shape *m = k->rq->model;
+    int64_t n = m->n_expert[w->id];
+
+    if (vector(k, "ffn_norm.weight", m->d_model, &w->experts_norm, err) != 0 ||
+        matrix(k, "ffn_gate_inp.weight", 1, n, m->d_model, &w->router, err) != 0 ||
+        matrix(k, "ffn_gate_exps.weight", n, m->d_expert, m->d_model, &w->gate, err) != 0 ||
+        matrix(k, "ffn_up_exps.weight", n, m->d_expert, m->d_model, &w->up, err) != 0 ||
+        matrix(k, "ffn_down_exps.weight", n, m->d_model, m->d_expert, &w->down, err) != 0 ||
+        matrix(k, "ffn_gate_shexp.weight", 1, m->d_expert, m->d_model, &w->shared_gate, err) != 0 ||
+        matrix(k, "ffn_up_shexp.weight", 1, m->d_expert, m->d_model, &w->shared_up, err) != 0 ||
+        matrix(k, "ffn_down_shexp.weight", 1, m->d_model, m->d_expert, &w->shared_down, err) != 0)
+        return -1;
+    w->clamp = m->clamp[w->id];
+    w->shared_clamp = m->clamp_shared[w->id];
+    if (w->id < m->n_hash_layer)
+        return route_table(k, m->n_expert[w->id], &w->route_table, err);
+    return vector(k, "exp_probs_b.bias", n, &w->route_bias, err);
+}
+
+static int layer(struct walk *k, int32_t id, struct ds4_layer_weights *w, struct ds4_err *err)
+{
+    const struct ds4_model_shape *m = k->rq->model;
+    int64_t n_half = ds4_model_compressor_width(m->ratio[id]);
+
+    snprintf(k->prefix, sizeof(k->prefix), "blk.%" PRId32 ".", id);
+    w->id = id;
+    w->ratio = m->ratio[id];
+    w->indexer = ds4_model_layer_kind(m, id) == DS4_LAYER_CSA;
+    if (hyper(k, "hc_attn_fn.weight", "hc_attn_base.weight", "hc_attn_scale.weight",
+              &w->hyper_attention, err) != 0 ||
+        attention(k, w, err) != 0)
+        return -1;
+    if (w->ratio > 0 && compressor(k, "attn_compressor", w->ratio, n_half * m->d_head, m->d_head,
+                                   &w->compressor, err) != 0)
+        return -1;
+    if (w->indexer && indexer(k, w, n_half, err) != 0)
+        return -1;
+    if (hyper(k, "hc_ffn_fn.weight", "hc_ffn_base.weight", "hc_ffn_scale.weight", &w->hyper_experts,
+              err) != 0)
+        return -1;
+    return experts(k, w, err);
+}
+
+static int head(struct walk *k, struct ds4_head_weights *w, struct ds4_err *err)
+{
+    const struct ds4_model_shape *m = k->rq->model;
+
+    if (matrix(k, "output_hc_fn.weight", 1, m->n_hyper, (int64_t)m->n_hyper * m->d_model, &w->fn,
+               err) != 0 ||
+        vector(k, "output_hc_base.weight", m->n_hyper, &w->base, err) != 0 ||
+        vector(k, "output_hc_scale.weight", 1, &w->scale, err) != 0 ||
+        vector(k, "output_norm.weight", m->d_model, &w->norm, err) != 0 ||
+        matrix(k, "output.weight", 1, m->n_vocab, m->d_model, &w->out, err) != 0)
+        return -1;
+    return 0;
+}
+
+static int walk_stage(struct walk *k, struct ds4_stage_weights *w, struct ds4_err *err)
+{
+    const struct ds4_weights_request *rq = k->rq;
+
+    k->prefix[0] = '\0';
+    if (rq->part.embed && matrix(k, "token_embd.weight", 1, rq->model->n_vocab, rq->model->d_model,
+                            &w->embed, err) != 0)
+        return -1;
+    for (int32_t id = rq->part.first_layer; id < rq->part.end_layer; id++)
+        if (layer(k, id, &w->layer[id - rq->part.first_layer], err) != 0)
+            return -1;
+    k->prefix[0] = '\0';
+    if (rq->part.head && head(k, &w->head, err) != 0)
+        return -1;
+    report(k);
+    return 0;
+}
+
+/* ---- public ------------------------------------------------------------------------------------- */
+
+static int alloc_layers(struct ds4_stage_weights *w, const struct ds4_weights_request *rq,
+                        struct ds4_err *err)
+{
+    memset(w, 0, sizeof(*w));
+    w->n_layer = rq->part.end_layer - rq->part.first_layer;
+    w->layer = calloc((size_t)w->n_layer, sizeof(*w->layer));
+    if (w->layer == NULL)
+        return ds4_fail(err, DS4_E_NOMEM, "no memory for the tables of %d layers", w->n_layer);
+    return 0;
+}
+
+int ds4_stage_weights_measure(const struct ds4_weights_request *request,
+                              struct ds4_weights_size *size, struct ds4_err *err)
+{
+    struct walk k = {.rq = request};
+    struct ds4_stage_weights w;
+    int result;
+
+    if (alloc_layers(&w, request, err) != 0)
+        return -1;
+    result = walk_stage(&k, &w, err);
+    *size = k.used;
+    ds4_stage_weights_deinit(&w);
+    return result;
+}
+
+int ds4_stage_weights_load(struct ds4_stage_weights *w, const struct ds4_weights_request *request,
+                           const struct ds4_weights_size *size, const struct ds4_backend *backend,
+                           struct ds4_device *dev, void *area,
+                           void (*progress)(void *arg, int64_t loaded, int64_t total),
+                           void *progress_arg, struct ds4_err *err)
+{
+    struct walk k = {.rq = request,
+                     .backend = backend,
+                     .dev = dev,
+                     .area = area,
+                     .total_bytes = size->device_bytes + size->mapped_bytes,
+                     .progress = progress,
+                     .progress_arg = progress_arg};
+    int result;
+
+    if (alloc_layers(w, request, err) != 0)
+        return -1;
+    k.staging = malloc(STAGING_BYTES);
+    if (k.staging == NULL) {
+        ds4_stage_weights_deinit(w);
+        return ds4_fail(err, DS4_E_NOMEM, "no memory for the loading buffer");
+    }
+    result = walk_stage(&k, w, err);
+    free(k.staging);
+    if (result != 0)
+        ds4_stage_weights_deinit(w);
+    return result;
+}
+
+void ds4_stage_weights_deinit(struct ds4_stage_weights *w)
+{
+    free(w->layer);
+    memset(w, 0, sizeof(*w));
+}
