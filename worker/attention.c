@@ -89,14 +89,15 @@ static void select_rows(struct ds4_stage *st, const struct ds4_layer_weights *w,
                         const struct ds4_kv_layer *cache)
 {
     const struct ds4_model_shape *m = &st->model;
-    struct ds4_index_args a = {.batch = &st->batch,
-                               .q = ds4_stage_heads(st, st->buf.index_q, m->n_index_head, m->d_index),
-                               .w = ds4_stage_rows(st, st->buf.index_w, m->n_index_head),
-                               .pages = cache->index_rows,
-                               .ratio = w->ratio,
-                               .top_k = m->index_topk,
-                               .sel = st->buf.sel,      /* [n, index_topk] */
-                               .n_sel = st->buf.n_sel}; /* [n] */
+    struct ds4_index_args a = {
+        .batch = &st->batch,
+        .q = ds4_stage_heads(st, st->buf.index_q, m->n_index_head, m->d_index),
+        .w = ds4_stage_rows(st, st->buf.index_w, m->n_index_head),
+        .pages = cache->index_rows,
+        .ratio = w->ratio,
+        .top_k = m->index_topk,
+        .sel = st->buf.sel,      /* [n, index_topk] */
+        .n_sel = st->buf.n_sel}; /* [n] */
 
     ds4_stage_product(st, &w->index_q, st->buf.q_rank, st->buf.index_q, 1, false);
     rotate(st, w, a.q, false, false);

@@ -62,8 +62,8 @@ static struct ds4_kv_layer layer_of(const struct ds4_kv_shape *shape, int32_t l)
     struct ds4_kv_layer layer = {0};
     int32_t width, need_tok;
 
-    layer.window = ring_of(shape, shape->window_tok - 1, shape->d_head, shape->d_rope,
-                           shape->row_format);
+    layer.window =
+        ring_of(shape, shape->window_tok - 1, shape->d_head, shape->d_rope, shape->row_format);
     if (ls->ratio == 0)
         return layer;
     width = ls->overlap ? 2 : 1;
@@ -265,8 +265,8 @@ struct ds4_kv_slot *ds4_kv_find(struct ds4_kv *kv, const struct ds4_kv_lease *le
     slot = &kv->slot[lease->slot];
     if (slot->seq != lease->seq || slot->epoch != lease->epoch) {
         ds4_fail(err, DS4_E_PROTOCOL,
-                 "lease of sequence %" PRIu64 " epoch %" PRIu32 " on slot %d, which belongs to %" PRIu64
-                 " epoch %" PRIu32,
+                 "lease of sequence %" PRIu64 " epoch %" PRIu32
+                 " on slot %d, which belongs to %" PRIu64 " epoch %" PRIu32,
                  lease->seq, lease->epoch, lease->slot, slot->seq, slot->epoch);
         return NULL;
     }
@@ -280,11 +280,12 @@ int ds4_kv_truncate(struct ds4_kv *kv, struct ds4_kv_slot *slot, int32_t m, stru
         return 0;
     }
     if (m < 0 || m > slot->pos)
-        return ds4_fail(err, DS4_E_PROTOCOL, "base position %d, the sequence is at %d", m, slot->pos);
+        return ds4_fail(err, DS4_E_PROTOCOL, "base position %d, the sequence is at %d", m,
+                        slot->pos);
     if (m < slot->install_pos || slot->hi - m > kv->shape.hot_tok)
         return ds4_fail(err, DS4_E_PROTOCOL,
-                        "cannot truncate to %d: highest written %d, installed at %d, hot window %d", m,
-                        slot->hi, slot->install_pos, kv->shape.hot_tok);
+                        "cannot truncate to %d: highest written %d, installed at %d, hot window %d",
+                        m, slot->hi, slot->install_pos, kv->shape.hot_tok);
     slot->pos = m;
     return 0;
 }
@@ -296,14 +297,15 @@ static int take_table(struct ds4_kv *kv, struct ds4_kv_slot *slot, const struct 
         return 0;
     if (lease->first_block < 0 || lease->first_block > slot->n_block || lease->n_block < 0 ||
         lease->n_block > kv->shape.table_blocks - lease->first_block)
-        return ds4_fail(err, DS4_E_PROTOCOL,
-                        "block table of slot %d: %d ids from index %d, the table has %d of at most %d",
-                        lease->slot, lease->n_block, lease->first_block, slot->n_block,
-                        kv->shape.table_blocks);
+        return ds4_fail(
+            err, DS4_E_PROTOCOL,
+            "block table of slot %d: %d ids from index %d, the table has %d of at most %d",
+            lease->slot, lease->n_block, lease->first_block, slot->n_block, kv->shape.table_blocks);
     for (int32_t b = 0; b < lease->n_block; b++) {
         if (lease->block[b] < 0 || lease->block[b] >= kv->n_block)
-            return ds4_fail(err, DS4_E_PROTOCOL, "block id %d in the table of slot %d, there are %d",
-                            lease->block[b], lease->slot, kv->n_block);
+            return ds4_fail(err, DS4_E_PROTOCOL,
+                            "block id %d in the table of slot %d, there are %d", lease->block[b],
+                            lease->slot, kv->n_block);
         slot->block[lease->first_block + b] = lease->block[b];
     }
     slot->n_block = lease->first_block + lease->n_block;

@@ -50,8 +50,8 @@ struct ds4_kv_shape {
 };
 
 struct ds4_kv_layer {
-    struct ds4_ring window;  /* rows of d_head */
-    struct ds4_ring comp_k;  /* rows of c * d_head f32, c = 2 with overlap */
+    struct ds4_ring window; /* rows of d_head */
+    struct ds4_ring comp_k; /* rows of c * d_head f32, c = 2 with overlap */
     struct ds4_ring comp_g;
     struct ds4_ring index_k; /* rows of c * d_index f32 */
     struct ds4_ring index_g;
@@ -128,8 +128,7 @@ int ds4_kv_truncate(struct ds4_kv *kv, struct ds4_kv_slot *slot, int32_t m,
  * kernels may write: *entry, all members but first_row; it borrows the slot's table.
  * DS4_E_PROTOCOL names what is wrong; the slot is then undefined. */
 int ds4_kv_append(struct ds4_kv *kv, const struct ds4_kv_lease *lease, int32_t base_pos,
-                  int32_t n_tok, struct ds4_batch_entry *entry,
-                  struct ds4_err *err) DS4_MUST_CHECK;
+                  int32_t n_tok, struct ds4_batch_entry *entry, struct ds4_err *err) DS4_MUST_CHECK;
 
 /* An entry of the same shape that writes nothing and moves nothing. */
 void ds4_kv_skip(const struct ds4_kv_slot *slot, const struct ds4_kv_lease *lease, int32_t n_tok,

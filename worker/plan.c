@@ -16,7 +16,7 @@
 #include <string.h>
 
 #define ALIGN         256
-#define SPARE_PART    32 /* of the device's memory is left to others ... */
+#define SPARE_PART    32                  /* of the device's memory is left to others ... */
 #define SPARE_MAX     ((size_t)512 << 20) /* ... but no more than this */
 #define MIN_CONTEXT   DS4_BLOCK_TOK
 #define OVERRUN_TOK   (1 + DS4_MAX_DRAFT) /* rows past the context that a run-ahead step may write */
@@ -119,7 +119,8 @@ static int32_t table_blocks(int32_t context_tok)
 }
 
 /* Sizes of everything but the pages, for a context. */
-static void size_fixed(struct ds4_plan *plan, const struct ds4_plan_request *rq, int32_t context_tok)
+static void size_fixed(struct ds4_plan *plan, const struct ds4_plan_request *rq,
+                       int32_t context_tok)
 {
     size_t slots = (size_t)plan->kv.n_slot;
     size_t vocab_row = (size_t)rq->model->n_vocab * sizeof(float);
@@ -129,9 +130,8 @@ static void size_fixed(struct ds4_plan *plan, const struct ds4_plan_request *rq,
     plan->kv.table_blocks = table_blocks(context_tok);
     set_limits(plan, rq->model);
     plan->rings_bytes = ds4_kv_rings_bytes(&plan->kv);
-    plan->steps_bytes =
-        ds4_step_buffers_carve(&buf, rq->model, rq->stream, rq->max_step_tok, rq->max_seqs,
-                               rq->part.head, NULL);
+    plan->steps_bytes = ds4_step_buffers_carve(&buf, rq->model, rq->stream, rq->max_step_tok,
+                                               rq->max_seqs, rq->part.head, NULL);
     plan->scratch_bytes = align_up(rq->scratch_bytes(rq->scratch_arg, &plan->limits));
     plan->host_bytes = slots * (size_t)plan->kv.table_blocks * sizeof(int32_t);
     if (rq->part.head)
@@ -177,18 +177,20 @@ static int does_not_fit(const struct ds4_plan *plan, int32_t need_blocks, struct
                               : 0;
 
     if (context >= MIN_CONTEXT && context < plan->context_tok)
-        return ds4_fail(err, DS4_E_NOMEM,
-                        "the plan needs %zu bytes and %zu are free: a context of %d tokens would fit",
-                        need, plan->free_bytes, context / DS4_BLOCK_TOK * DS4_BLOCK_TOK);
+        return ds4_fail(
+            err, DS4_E_NOMEM,
+            "the plan needs %zu bytes and %zu are free: a context of %d tokens would fit", need,
+            plan->free_bytes, context / DS4_BLOCK_TOK * DS4_BLOCK_TOK);
     if (fit > 0)
         return ds4_fail(err, DS4_E_NOMEM,
-                        "the plan needs %zu bytes and %zu are free: %d cache blocks would fit", need,
-                        plan->free_bytes, fit);
-    return ds4_fail(err, DS4_E_NOMEM,
-                    "the plan needs %zu bytes and %zu are free: weights of layers %d to %d alone take "
-                    "%zu; fewer layers on this stage, fewer rows per step or fewer sequences would fit",
-                    need, plan->free_bytes, plan->part.first_layer, plan->part.end_layer - 1,
-                    plan->weights_bytes + plan->mapped_bytes);
+                        "the plan needs %zu bytes and %zu are free: %d cache blocks would fit",
+                        need, plan->free_bytes, fit);
+    return ds4_fail(
+        err, DS4_E_NOMEM,
+        "the plan needs %zu bytes and %zu are free: weights of layers %d to %d alone take "
+        "%zu; fewer layers on this stage, fewer rows per step or fewer sequences would fit",
+        need, plan->free_bytes, plan->part.first_layer, plan->part.end_layer - 1,
+        plan->weights_bytes + plan->mapped_bytes);
 }
 
 /* ---- decisions ---------------------------------------------------------------------------------- */
@@ -196,11 +198,11 @@ static int does_not_fit(const struct ds4_plan *plan, int32_t need_blocks, struct
 static int check_request(const struct ds4_plan_request *rq, struct ds4_err *err)
 {
     if (rq->max_seqs < 1 || rq->max_seqs > DS4_MAX_STEP_ENTRIES)
-        return ds4_fail(err, DS4_E_INVALID, "%d sequences per step, must be in [1, %d]", rq->max_seqs,
-                        DS4_MAX_STEP_ENTRIES);
+        return ds4_fail(err, DS4_E_INVALID, "%d sequences per step, must be in [1, %d]",
+                        rq->max_seqs, DS4_MAX_STEP_ENTRIES);
     if (rq->max_step_tok < rq->max_seqs || rq->max_step_tok > DS4_MAX_STEP_TOK)
-        return ds4_fail(err, DS4_E_INVALID, "%d rows per step, must be in [%d, %d]", rq->max_step_tok,
-                        rq->max_seqs, DS4_MAX_STEP_TOK);
+        return ds4_fail(err, DS4_E_INVALID, "%d rows per step, must be in [%d, %d]",
+                        rq->max_step_tok, rq->max_seqs, DS4_MAX_STEP_TOK);
     if (rq->context_tok != 0 &&
         (rq->context_tok < MIN_CONTEXT || rq->context_tok > rq->model->context_tok))
         return ds4_fail(err, DS4_E_INVALID, "a context of %d tokens, must be in [%d, %d]",
@@ -217,33 +219,35 @@ static void set_shape(struct ds4_plan *plan, const struct ds4_plan_request *rq)
     memset(plan, 0, sizeof(*plan));
     plan->part = rq->part;
     plan->stream = rq->stream;
-    plan->row_bytes = (size_t)m->n_hyper * (size_t)m->d_model * (rq->stream == DS4_DTYPE_BF16 ? 2 : 4);
+    plan->row_bytes =
+        (size_t)m->n_hyper * (size_t)m->d_model * (rq->stream == DS4_DTYPE_BF16 ? 2 : 4);
     plan->max_seqs = rq->max_seqs;
     plan->max_step_tok = rq->max_step_tok;
     plan->weights_bytes = rq->weights_device_bytes;
     plan->mapped_bytes = rq->weights_mapped_bytes;
     plan->free_bytes = rq->free_bytes;
-    plan->spare_bytes = rq->total_bytes / SPARE_PART < SPARE_MAX ? rq->total_bytes / SPARE_PART : SPARE_MAX;
+    plan->spare_bytes =
+        rq->total_bytes / SPARE_PART < SPARE_MAX ? rq->total_bytes / SPARE_PART : SPARE_MAX;
     for (int32_t id = rq->part.first_layer; id < rq->part.end_layer; id++)
-        plan->layer[id - rq->part.first_layer] = (struct ds4_kv_layer_shape){
-            .ratio = m->ratio[id],
-            .overlap = ds4_model_compressor_width(m->ratio[id]) == 2,
-            .indexer = ds4_model_layer_kind(m, id) == DS4_LAYER_CSA};
-    plan->kv = (struct ds4_kv_shape){
-        .n_layer = rq->part.end_layer - rq->part.first_layer,
-        .layer = plan->layer,
-        .d_head = m->d_head,
-        .d_rope = m->d_rope,
-        .d_index = m->d_index,
-        .window_tok = m->window_tok,
-        .hot_tok = rq->hot_tok > 0 ? rq->hot_tok : DS4_HOT_WINDOW_TOK,
-        .row_format = rq->quant_sim ? DS4_ROW_FP8 : rq->plain_format,
-        .index_format = rq->quant_sim ? DS4_ROW_FP4 : rq->plain_format,
-        .n_slot = rq->max_seqs + DS4_PLAN_SPARE_SLOTS};
+        plan->layer[id - rq->part.first_layer] =
+            (struct ds4_kv_layer_shape){.ratio = m->ratio[id],
+                                        .overlap = ds4_model_compressor_width(m->ratio[id]) == 2,
+                                        .indexer = ds4_model_layer_kind(m, id) == DS4_LAYER_CSA};
+    plan->kv = (struct ds4_kv_shape){.n_layer = rq->part.end_layer - rq->part.first_layer,
+                                     .layer = plan->layer,
+                                     .d_head = m->d_head,
+                                     .d_rope = m->d_rope,
+                                     .d_index = m->d_index,
+                                     .window_tok = m->window_tok,
+                                     .hot_tok = rq->hot_tok > 0 ? rq->hot_tok : DS4_HOT_WINDOW_TOK,
+                                     .row_format = rq->quant_sim ? DS4_ROW_FP8 : rq->plain_format,
+                                     .index_format = rq->quant_sim ? DS4_ROW_FP4 : rq->plain_format,
+                                     .n_slot = rq->max_seqs + DS4_PLAN_SPARE_SLOTS};
 }
 
 /* The longest context of whole blocks that fits, or -1. */
-static int shrink_context(struct ds4_plan *plan, const struct ds4_plan_request *rq, struct ds4_err *err)
+static int shrink_context(struct ds4_plan *plan, const struct ds4_plan_request *rq,
+                          struct ds4_err *err)
 {
     int32_t context = plan->context_tok;
 
@@ -259,7 +263,8 @@ static int shrink_context(struct ds4_plan *plan, const struct ds4_plan_request *
     return 0;
 }
 
-int ds4_plan_make(struct ds4_plan *plan, const struct ds4_plan_request *request, struct ds4_err *err)
+int ds4_plan_make(struct ds4_plan *plan, const struct ds4_plan_request *request,
+                  struct ds4_err *err)
 {
     const struct ds4_plan_request *rq = request;
     int64_t wanted;
@@ -299,12 +304,13 @@ static void log_line(const char *part, size_t bytes, const char *note)
 
 void ds4_plan_log(const struct ds4_plan *plan)
 {
-    ds4_log(DS4_LOG_INFO, "plan",
-            "layers=%d-%d context=%d slots=%d blocks=%d block_tok=%d block_bytes=%zu rows_per_step=%d "
-            "sequences_per_step=%d hot_window=%d row_bytes=%zu",
-            plan->part.first_layer, plan->part.end_layer - 1, plan->context_tok, plan->kv.n_slot,
-            plan->kv.n_block, DS4_BLOCK_TOK, ds4_kv_block_bytes(&plan->kv), plan->max_step_tok,
-            plan->max_seqs, plan->kv.hot_tok, plan->row_bytes);
+    ds4_log(
+        DS4_LOG_INFO, "plan",
+        "layers=%d-%d context=%d slots=%d blocks=%d block_tok=%d block_bytes=%zu rows_per_step=%d "
+        "sequences_per_step=%d hot_window=%d row_bytes=%zu",
+        plan->part.first_layer, plan->part.end_layer - 1, plan->context_tok, plan->kv.n_slot,
+        plan->kv.n_block, DS4_BLOCK_TOK, ds4_kv_block_bytes(&plan->kv), plan->max_step_tok,
+        plan->max_seqs, plan->kv.hot_tok, plan->row_bytes);
     log_line("weights_device", plan->weights_bytes, "");
     log_line("weights_mapped", plan->mapped_bytes, "where=page_cache");
     log_line("cache_blocks", plan->pages_bytes, "");

@@ -19,24 +19,24 @@
 
 /* Device buffers of one step; n = max_tok rows. */
 struct ds4_step_buffers {
-    void *x;            /* [n, n_hyper, d_model] stream dtype: the residual */
-    float *h;           /* [n, d_model] input of a half */
-    float *y;           /* [n, d_model] its output */
-    float *post;        /* [n, n_hyper] */
-    float *comb;        /* [n, n_hyper, n_hyper] */
-    float *q_rank;      /* [n, q_rank] */
-    float *q;           /* [n, n_head, d_head] */
-    float *kv;          /* [n, d_head] */
-    float *comp_k;      /* [n, 2 * d_head] */
-    float *comp_g;      /* [n, 2 * d_head] */
-    float *index_q;     /* [n, n_index_head, d_index] */
-    float *index_w;     /* [n, n_index_head] */
-    int32_t *sel;       /* [n, index_topk] */
-    int32_t *n_sel;     /* [n] */
-    float *o;           /* [n, n_head, d_head] */
-    float *o_rank;      /* [n, n_group * o_rank] */
-    float *route_logit; /* [n, n_expert] */
-    int32_t *route_id;  /* [n, n_expert_used] */
+    void *x;             /* [n, n_hyper, d_model] stream dtype: the residual */
+    float *h;            /* [n, d_model] input of a half */
+    float *y;            /* [n, d_model] its output */
+    float *post;         /* [n, n_hyper] */
+    float *comb;         /* [n, n_hyper, n_hyper] */
+    float *q_rank;       /* [n, q_rank] */
+    float *q;            /* [n, n_head, d_head] */
+    float *kv;           /* [n, d_head] */
+    float *comp_k;       /* [n, 2 * d_head] */
+    float *comp_g;       /* [n, 2 * d_head] */
+    float *index_q;      /* [n, n_index_head, d_index] */
+    float *index_w;      /* [n, n_index_head] */
+    int32_t *sel;        /* [n, index_topk] */
+    int32_t *n_sel;      /* [n] */
+    float *o;            /* [n, n_head, d_head] */
+    float *o_rank;       /* [n, n_group * o_rank] */
+    float *route_logit;  /* [n, n_expert] */
+    int32_t *route_id;   /* [n, n_expert_used] */
     float *route_weight; /* [n, n_expert_used] */
     float *head_h;       /* [max_seqs, d_model]; last stage */
     float *logits;       /* [max_seqs, n_vocab]; last stage */

@@ -80,7 +80,8 @@ void ds4_sampler_deinit(struct ds4_sampler *s)
 static int check_id(const struct ds4_sampler *s, const char *what, int32_t id, struct ds4_err *err)
 {
     if (id < 0 || id >= s->n_vocab)
-        return ds4_fail(err, DS4_E_PROTOCOL, "%s %d, the vocabulary has %d ids", what, id, s->n_vocab);
+        return ds4_fail(err, DS4_E_PROTOCOL, "%s %d, the vocabulary has %d ids", what, id,
+                        s->n_vocab);
     return 0;
 }
 
@@ -101,8 +102,8 @@ static int check_numbers(const struct ds4_sampling *p, struct ds4_err *err)
     return 0;
 }
 
-static int take_ids(struct ds4_sampler *s, struct ds4_sampler_seq *q, const struct ds4_seq_open *open,
-                    struct ds4_err *err)
+static int take_ids(struct ds4_sampler *s, struct ds4_sampler_seq *q,
+                    const struct ds4_seq_open *open, struct ds4_err *err)
 {
     const struct ds4_sampling *p = &open->sampling;
 
@@ -132,8 +133,8 @@ static int take_ids(struct ds4_sampler *s, struct ds4_sampler_seq *q, const stru
     if (p->think_close_id != -1 && check_id(s, "think close id", p->think_close_id, err) != 0)
         return -1;
     if (open->n_prompt < 0 || open->max_pos < 1)
-        return ds4_fail(err, DS4_E_PROTOCOL, "prompt of %d tokens, last position %d", open->n_prompt,
-                        open->max_pos);
+        return ds4_fail(err, DS4_E_PROTOCOL, "prompt of %d tokens, last position %d",
+                        open->n_prompt, open->max_pos);
     if (p->think_close_id == -1 && p->force_close_at >= 0)
         return ds4_fail(err, DS4_E_PROTOCOL, "forced close at %d without an id", p->force_close_at);
     return 0;
@@ -144,7 +145,8 @@ int ds4_sampler_open(struct ds4_sampler *s, const struct ds4_seq_open *open, str
     struct ds4_sampler_seq *q;
 
     if (open->slot < 0 || open->slot >= s->n_slot)
-        return ds4_fail(err, DS4_E_PROTOCOL, "open of slot %d, there are %d", open->slot, s->n_slot);
+        return ds4_fail(err, DS4_E_PROTOCOL, "open of slot %d, there are %d", open->slot,
+                        s->n_slot);
     q = &s->seq[open->slot];
     if (check_numbers(&open->sampling, err) != 0 || take_ids(s, q, open, err) != 0)
         return -1;
@@ -339,7 +341,8 @@ static bool is_guarded(const struct ds4_sampler_seq *q, int32_t id, int32_t n_ne
 }
 
 /* Lists the ids that may be chosen in s->order; returns how many, at least 1. */
-static int32_t list_candidates(struct ds4_sampler *s, const struct ds4_sampler_seq *q, int32_t n_new)
+static int32_t list_candidates(struct ds4_sampler *s, const struct ds4_sampler_seq *q,
+                               int32_t n_new)
 {
     int32_t n = 0;
 

@@ -21,9 +21,9 @@ struct ds4_sampler_seq {
     int32_t stop_id[DS4_MAX_STOP_IDS];
     bool ignore_stop;
     int32_t max_pos;
-    int32_t *bias_id;  /* [DS4_MAX_LOGIT_BIAS] */
-    float *bias;       /* [DS4_MAX_LOGIT_BIAS] */
-    uint8_t *allowed;  /* one bit per id */
+    int32_t *bias_id; /* [DS4_MAX_LOGIT_BIAS] */
+    float *bias;      /* [DS4_MAX_LOGIT_BIAS] */
+    uint8_t *allowed; /* one bit per id */
 };
 
 struct ds4_sampler {

@@ -78,6 +78,8 @@ void ds4_stage_health(const struct ds4_stage *st, struct ds4_health *health);
 size_t ds4_stage_row_bytes(const struct ds4_stage *st);
 bool ds4_stage_is_first(const struct ds4_stage *st);
 bool ds4_stage_is_last(const struct ds4_stage *st);
+/* The model's number of the layer that is running, -1 for none; for fault reports.  Any thread. */
+int32_t ds4_stage_running_layer(const struct ds4_stage *st);
 
 /* Joins a generation: drops every sequence and expects step 0.  DS4_E_PROTOCOL if the router asks for
  * more than ds4_stage_hello offered. */

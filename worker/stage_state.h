@@ -48,7 +48,6 @@ struct ds4_stage {
     struct ds4_stage_given *given; /* [n_slot] */
     int32_t max_seqs;              /* as formed */
     int32_t max_step_tok;
-    int32_t context_tok;
 
     /* The step between begin and forward, as kernels see it. */
     bool begun;
@@ -60,9 +59,9 @@ struct ds4_stage {
 
     /* Last stage only. */
     struct ds4_sampler sampler;
-    int32_t *history;    /* [n_slot, table_blocks * DS4_BLOCK_TOK] ids of each sequence */
-    float *host_logits;  /* [max_seqs, n_vocab] */
-    int32_t *head_row;   /* [max_seqs] rows of the step that are sampled */
+    int32_t *history;   /* [n_slot, table_blocks * DS4_BLOCK_TOK] ids of each sequence */
+    float *host_logits; /* [max_seqs, n_vocab] */
+    int32_t *head_row;  /* [max_seqs] rows of the step that are sampled */
     struct ds4_token_entry *out_entry; /* [max_seqs] */
 
     atomic_int_fast64_t nonfinite_rows;

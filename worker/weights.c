@@ -4,8 +4,8 @@
  * is taken: a walk without an area adds up sizes, a walk with one copies.  The list below is the
  * catalogue of a DeepSeek V4 file in paper order.
  *
- * Invariant: every number that later indexes something (expert ids of the hash tables) is checked here,
- * at birth. */
+ * Names, shapes, types and the ids in hash tables have passed ds4_model_require before; what can still
+ * fail here is reading. */
 #include "worker/weights.h"
 
 #include "common/log.h"
@@ -53,22 +53,6 @@ static const struct ds4_tensor_info *find(struct walk *k, const char *name, stru
     return info != NULL && info->usable ? info : NULL;
 }
 
-/* Shape as [n_stack, n_row, n_col]; absent leading dimensions are 1. */
-static int check_shape(const struct ds4_tensor_info *info, int64_t n_stack, int64_t n_row,
-                       int64_t n_col, struct ds4_err *err)
-{
-    int64_t ne[DS4_GGUF_MAX_DIMS] = {1, 1, 1, 1};
-
-    for (int32_t i = 0; i < info->n_dims; i++)
-        ne[i] = info->ne[i];
-    if (ne[0] != n_col || ne[1] != n_row || ne[2] != n_stack || ne[3] != 1)
-        return ds4_fail(err, DS4_E_INVALID,
-                        "tensor %s is [%" PRId64 ", %" PRId64 ", %" PRId64 "], the model needs [%" PRId64
-                        ", %" PRId64 ", %" PRId64 "]",
-                        info->name, ne[0], ne[1], ne[2], n_col, n_row, n_stack);
-    return 0;
-}
-
 static uint8_t *reserve(struct walk *k, size_t bytes)
 {
     uint8_t *at = k->area == NULL ? NULL : k->area + k->used.device_bytes;
@@ -90,7 +74,8 @@ static int copy_in(struct walk *k, const struct ds4_tensor_info *info, uint8_t *
     if (k->backend->host_weights)
         return ds4_weights_read(k->rq->file, info, 0, (size_t)info->bytes, dst, err);
     for (uint64_t done = 0; done < info->bytes;) {
-        size_t n = info->bytes - done < STAGING_BYTES ? (size_t)(info->bytes - done) : STAGING_BYTES;
+        size_t n =
+            info->bytes - done < STAGING_BYTES ? (size_t)(info->bytes - done) : STAGING_BYTES;
 
         if (ds4_weights_read(k->rq->file, info, done, n, k->staging, err) != 0)
             return -1;
@@ -116,11 +101,8 @@ static int matrix(struct walk *k, const char *name, int64_t n_stack, int64_t n_r
     const struct ds4_tensor_info *info = find(k, name, err);
     uint8_t *dst = NULL;
 
-    if (info == NULL || check_shape(info, n_stack, n_row, n_col, err) != 0)
+    if (info == NULL)
         return -1;
-    if (info->dtype == DS4_DTYPE_I32 || info->dtype == DS4_DTYPE_I8)
-        return ds4_fail(err, DS4_E_INVALID, "tensor %s has type %s, which is no weight", info->name,
-                        ds4_dtype_name(info->dtype));
     *w = (struct ds4_weight){.dtype = info->dtype,
                              .n_stack = (int32_t)n_stack,
                              .n_row = (int32_t)n_row,
@@ -169,11 +151,13 @@ static int vector(struct walk *k, const char *name, int64_t n, const float **v, 
     float *host;
     int result = -1;
 
-    if (info == NULL || check_shape(info, 1, 1, n, err) != 0)
+    if (info == NULL)
         return -1;
-    if (info->dtype != DS4_DTYPE_F32 && info->dtype != DS4_DTYPE_F16 && info->dtype != DS4_DTYPE_BF16)
-        return ds4_fail(err, DS4_E_INVALID, "tensor %s has type %s, a vector must be F32, F16 or BF16",
-                        info->name, ds4_dtype_name(info->dtype));
+    if (info->dtype != DS4_DTYPE_F32 && info->dtype != DS4_DTYPE_F16 &&
+        info->dtype != DS4_DTYPE_BF16)
+        return ds4_fail(err, DS4_E_INVALID,
+                        "tensor %s has type %s, a vector must be F32, F16 or BF16", info->name,
+                        ds4_dtype_name(info->dtype));
     dst = reserve(k, (size_t)n * sizeof(float));
     if (k->area == NULL)
         return 0;
@@ -188,7 +172,8 @@ static int vector(struct walk *k, const char *name, int64_t n, const float **v, 
     for (int64_t i = 0; i < n; i++) {
         host[i] = scalar_at(info->dtype, raw, i);
         if (!isfinite(host[i])) {
-            ds4_fail(err, DS4_E_CORRUPT, "tensor %s element %" PRId64 " is not finite", info->name, i);
+            ds4_fail(err, DS4_E_CORRUPT, "tensor %s element %" PRId64 " is not finite", info->name,
+                     i);
             goto out;
         }
     }
@@ -202,20 +187,16 @@ out:
     return result;
 }
 
-/* Hash layers: the expert ids of every token, each below n_expert. */
-static int route_table(struct walk *k, int32_t n_expert, const int32_t **table, struct ds4_err *err)
+/* Hash layers: the expert ids of every token, [n_vocab, n_used]. */
+static int route_table(struct walk *k, const int32_t **table, struct ds4_err *err)
 {
-    const struct ds4_model_shape *m = k->rq->model;
     const struct ds4_tensor_info *info = find(k, "ffn_gate_tid2eid.weight", err);
     uint8_t *dst;
     int32_t *host;
     int result = -1;
 
-    if (info == NULL || check_shape(info, 1, m->n_vocab, m->n_expert_used, err) != 0)
+    if (info == NULL)
         return -1;
-    if (info->dtype != DS4_DTYPE_I32)
-        return ds4_fail(err, DS4_E_INVALID, "tensor %s has type %s, must be I32", info->name,
-                        ds4_dtype_name(info->dtype));
     dst = reserve(k, (size_t)info->bytes);
     if (k->area == NULL)
         return 0;
@@ -224,13 +205,6 @@ static int route_table(struct walk *k, int32_t n_expert, const int32_t **table, 
         return ds4_fail(err, DS4_E_NOMEM, "no memory to read tensor %s", info->name);
     if (ds4_weights_read(k->rq->file, info, 0, (size_t)info->bytes, host, err) != 0)
         goto out;
-    for (int64_t i = 0; i < (int64_t)m->n_vocab * m->n_expert_used; i++) {
-        if (host[i] < 0 || host[i] >= n_expert) {
-            ds4_fail(err, DS4_E_CORRUPT, "tensor %s names expert %" PRId32 " for token %" PRId64
-                     ", there are %d", info->name, host[i], i / m->n_expert_used, n_expert);
-            goto out;
-        }
-    }
     k->backend->upload(k->dev, dst, host, (size_t)info->bytes);
     k->backend->sync(k->dev);
     *table = (const int32_t *)dst;
@@ -381,7 +355,7 @@ static int experts(struct walk *k, struct ds4_layer_weights *w, struct ds4_err *
     w->clamp = m->clamp[w->id];
     w->shared_clamp = m->clamp_shared[w->id];
     if (w->id < m->n_hash_layer)
-        return route_table(k, m->n_expert[w->id], &w->route_table, err);
+        return route_table(k, &w->route_table, err);
     return vector(k, "exp_probs_b.bias", n, &w->route_bias, err);
 }
 
@@ -429,7 +403,7 @@ static int walk_stage(struct walk *k, struct ds4_stage_weights *w, struct ds4_er
 
     k->prefix[0] = '\0';
     if (rq->part.embed && matrix(k, "token_embd.weight", 1, rq->model->n_vocab, rq->model->d_model,
-                            &w->embed, err) != 0)
+                                 &w->embed, err) != 0)
         return -1;
     for (int32_t id = rq->part.first_layer; id < rq->part.end_layer; id++)
         if (layer(k, id, &w->layer[id - rq->part.first_layer], err) != 0)

@@ -2,7 +2,7 @@
  *
  * Matrices keep the bytes of the file: in place in the mapping where the backend computes on host
  * memory, else copied to the device.  Vectors (norms, sinks, biases, mixer bases) are always copies in
- * f32, whatever the file holds.  Everything is found by name and checked against the model's shape. */
+ * f32, whatever the file holds.  The file must have passed ds4_model_require for the part. */
 #ifndef DS4_WORKER_WEIGHTS_H
 #define DS4_WORKER_WEIGHTS_H
 
@@ -46,7 +46,7 @@ struct ds4_layer_weights {
     struct ds4_weight out_b;     /* [d_model, n_group * out_rank] */
     struct ds4_rope rope;        /* of everything in the layer */
 
-    struct ds4_compressor_weights compressor; /* ratio > 0 */
+    struct ds4_compressor_weights compressor;       /* ratio > 0 */
     struct ds4_compressor_weights index_compressor; /* indexer */
     struct ds4_weight index_q;                      /* [n_index_head * d_index, q_rank] */
     struct ds4_weight index_head;                   /* [n_index_head, d_model] */
@@ -67,10 +67,10 @@ struct ds4_layer_weights {
 };
 
 struct ds4_head_weights {
-    struct ds4_weight fn; /* [n_hyper, n_hyper * d_model] */
-    const float *base;    /* [n_hyper] */
-    const float *scale;   /* [1] */
-    const float *norm;    /* [d_model] */
+    struct ds4_weight fn;  /* [n_hyper, n_hyper * d_model] */
+    const float *base;     /* [n_hyper] */
+    const float *scale;    /* [1] */
+    const float *norm;     /* [d_model] */
     struct ds4_weight out; /* [n_vocab, d_model] */
 };
 
@@ -94,18 +94,18 @@ struct ds4_weights_size {
     size_t mapped_bytes; /* used in place */
 };
 
-/* Finds and checks every tensor, without reading.  DS4_E_INVALID or DS4_E_CORRUPT naming the tensor,
- * what is there and what is needed. */
-int ds4_stage_weights_measure(const struct ds4_weights_request *request, struct ds4_weights_size *size,
-                        struct ds4_err *err) DS4_MUST_CHECK;
+/* Finds every tensor and adds up sizes, without reading.  DS4_E_INVALID naming a tensor that is missing
+ * or a vector of a type that is not F32, F16 or BF16. */
+int ds4_stage_weights_measure(const struct ds4_weights_request *request,
+                              struct ds4_weights_size *size, struct ds4_err *err) DS4_MUST_CHECK;
 
 /* Loads into `area`, device memory of size->device_bytes (borrowed, as is the mapping).  progress is
  * called with bytes of device and mapped weights together.  Owns its tables: deinit. */
 int ds4_stage_weights_load(struct ds4_stage_weights *w, const struct ds4_weights_request *request,
-                     const struct ds4_weights_size *size, const struct ds4_backend *backend,
-                     struct ds4_device *dev, void *area,
-                     void (*progress)(void *arg, int64_t loaded, int64_t total), void *progress_arg,
-                     struct ds4_err *err) DS4_MUST_CHECK;
+                           const struct ds4_weights_size *size, const struct ds4_backend *backend,
+                           struct ds4_device *dev, void *area,
+                           void (*progress)(void *arg, int64_t loaded, int64_t total),
+                           void *progress_arg, struct ds4_err *err) DS4_MUST_CHECK;
 void ds4_stage_weights_deinit(struct ds4_stage_weights *w);
 
 #endif

@@ -187,7 +187,8 @@ static void repetition_sees_the_prompt_and_divides_or_multiplies_by_sign(void **
     struct fixture *f = *state;
 
     f->open.sampling.repetition_penalty = 1.5f;
-    assert_int_equal(pick(f, (const int32_t[]){15, 15}, 2), 14); /* once, however often it occurred */
+    assert_int_equal(pick(f, (const int32_t[]){15, 15}, 2),
+                     14); /* once, however often it occurred */
     for (int32_t i = 0; i < N_VOCAB; i++)
         f->logits[i] = -8.0f;
     f->logits[15] = -6.0f; /* -6 * 1.5 = -9 < -8 */

@@ -1,0 +1,270 @@
+/* Bringing a stage up (before step 8 of the house list): model file, device, plan, memory, weights, in
+ * this order, so that what cannot work is refused before anything large is allocated or read.
+ *
+ * All memory of a stage is taken here; forming a generation and running steps allocate nothing.  The
+ * struct is freed as a whole by ds4_stage_free, which accepts any half-built state. */
+#include "worker/stage.h"
+
+#include "common/log.h"
+#include "common/model_tensors.h"
+#include "common/weights_digest.h"
+#include "worker/stage_state.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Models below this width are test shapes that no checkpoint trained with the cache rounding has. */
+#define TOY_D_MODEL 1024
+
+static int resolve_part(struct ds4_stage *st, const struct ds4_stage_config *config,
+                        struct ds4_err *err)
+{
+    struct ds4_partition partition;
+
+    if (config->n_stage < 1 || config->n_stage > DS4_MAX_STAGES || config->stage < 0 ||
+        config->stage >= config->n_stage)
+        return ds4_fail(err, DS4_E_INVALID, "stage %d of %d", config->stage, config->n_stage);
+    if (config->n_partition == 0) {
+        if (ds4_partition_even(st->model.n_layer, config->n_stage, &partition, err) != 0)
+            return -1;
+    } else if (ds4_partition_set(config->partition, config->n_partition, &partition, err) != 0 ||
+               ds4_partition_check(&partition, st->model.n_layer, err) != 0) {
+        return -1;
+    }
+    if (partition.n_stage != config->n_stage)
+        return ds4_fail(err, DS4_E_INVALID, "the partition has %d stages, the cluster %d",
+                        partition.n_stage, config->n_stage);
+    st->stage = config->stage;
+    st->n_stage = config->n_stage;
+    st->first = config->stage == 0;
+    st->last = config->stage == config->n_stage - 1;
+    st->plan.part = ds4_partition_part(&partition, config->stage);
+    return 0;
+}
+
+static int open_model(struct ds4_stage *st, const struct ds4_stage_config *config,
+                      struct ds4_err *err)
+{
+    st->file =
+        ds4_weights_open(config->model_path,
+                         config->load == DS4_LOAD_MMAP ? DS4_WEIGHTS_MMAP : DS4_WEIGHTS_PREAD, err);
+    if (st->file == NULL || ds4_model_read(st->file, &st->model, err) != 0 ||
+        resolve_part(st, config, err) != 0 ||
+        ds4_model_require(st->file, &st->model, &st->plan.part, err) != 0)
+        return -1;
+    return ds4_weights_digest(st->file, st->model_digest, err);
+}
+
+static int open_device(struct ds4_stage *st, const struct ds4_stage_config *config,
+                       struct ds4_err *err)
+{
+    st->backend = ds4_backend_find(config->backend);
+    if (st->backend == NULL)
+        return ds4_fail(err, DS4_E_INVALID, "backend \"%s\" is not built in", config->backend);
+    st->dev = st->backend->open(&config->device, err);
+    return st->dev == NULL ? -1 : 0;
+}
+
+static size_t scratch_of(const void *arg, const struct ds4_limits *limits)
+{
+    const struct ds4_stage *st = arg;
+
+    return st->backend->scratch_bytes(st->dev, limits);
+}
+
+static struct ds4_weights_request
+weights_request(const struct ds4_stage *st, const struct ds4_model_part *part, enum ds4_load load)
+{
+    struct ds4_weights_request rq = {.model = &st->model,
+                                     .file = st->file,
+                                     .part = *part,
+                                     .in_place =
+                                         st->backend->host_weights && load == DS4_LOAD_MMAP};
+    return rq;
+}
+
+/* Opens model and device and fills *plan. */
+static int make_plan(struct ds4_stage *st, const struct ds4_stage_config *config,
+                     struct ds4_weights_size *size, struct ds4_plan *plan, struct ds4_err *err)
+{
+    struct ds4_weights_request weights;
+    struct ds4_plan_request rq = {.model = &st->model};
+
+    if (open_model(st, config, err) != 0 || open_device(st, config, err) != 0)
+        return -1;
+    weights = weights_request(st, &st->plan.part, config->load);
+    if (ds4_stage_weights_measure(&weights, size, err) != 0)
+        return -1;
+    rq.part = st->plan.part;
+    rq.quant_sim = config->quant_sim == DS4_ON ||
+                   (config->quant_sim == DS4_AUTO && st->model.d_model >= TOY_D_MODEL);
+    /* Memory of its own is what a GPU is short of; a host computes in f32 and keeps it. */
+    rq.plain_format = st->backend->host_weights ? DS4_ROW_F32 : DS4_ROW_BF16;
+    rq.stream = config->stream == DS4_STREAM_BF16 ||
+                        (config->stream == DS4_STREAM_AUTO && !st->backend->host_weights)
+                    ? DS4_DTYPE_BF16
+                    : DS4_DTYPE_F32;
+    rq.context_tok = config->context_tok;
+    rq.max_seqs = config->max_seqs;
+    rq.max_step_tok = config->max_step_tok;
+    rq.n_blocks = config->n_blocks;
+    rq.hot_tok = config->hot_window_tok;
+    rq.weights_device_bytes = size->device_bytes;
+    rq.weights_mapped_bytes = size->mapped_bytes;
+    rq.scratch_bytes = scratch_of;
+    rq.scratch_arg = st;
+    st->backend->memory(st->dev, &rq.free_bytes, &rq.total_bytes);
+    return ds4_plan_make(plan, &rq, err);
+}
+
+int ds4_stage_plan(const struct ds4_stage_config *config, struct ds4_plan *plan,
+                   struct ds4_err *err)
+{
+    struct ds4_stage *st = calloc(1, sizeof(*st));
+    struct ds4_weights_size size;
+    int result;
+
+    if (st == NULL)
+        return ds4_fail(err, DS4_E_NOMEM, "no memory for a stage");
+    result = make_plan(st, config, &size, plan, err);
+    ds4_stage_free(st);
+    return result;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------- */
+
+/* *area = bytes of device memory; nothing for 0. */
+static int take_device(struct ds4_stage *st, size_t bytes, const char *what, void **area,
+                       struct ds4_err *err)
+{
+    *area = NULL;
+    if (bytes == 0)
+        return 0;
+    *area = st->backend->alloc(st->dev, bytes, what, err);
+    return *area == NULL ? -1 : 0;
+}
+
+static int alloc_device(struct ds4_stage *st, void **weights_area, struct ds4_err *err)
+{
+    const struct ds4_plan *plan = &st->plan;
+    void *rings, *pages, *steps, *scratch;
+
+    if (take_device(st, plan->weights_bytes, "weights", weights_area, err) != 0 ||
+        take_device(st, plan->rings_bytes, "cache rings", &rings, err) != 0 ||
+        take_device(st, plan->pages_bytes, "cache blocks", &pages, err) != 0 ||
+        take_device(st, plan->steps_bytes, "step buffers", &steps, err) != 0 ||
+        take_device(st, plan->scratch_bytes, "scratch", &scratch, err) != 0)
+        return -1;
+    st->backend->set_scratch(st->dev, scratch, plan->scratch_bytes);
+    ds4_step_buffers_carve(&st->buf, &st->model, plan->stream, plan->max_step_tok, plan->max_seqs,
+                           st->last, steps);
+    return ds4_kv_init(&st->kv, &plan->kv, rings, pages, err);
+}
+
+static int alloc_host(struct ds4_stage *st, struct ds4_err *err)
+{
+    size_t n_tok = (size_t)st->plan.max_step_tok;
+    size_t n_seq = (size_t)st->plan.max_seqs;
+    size_t n_slot = (size_t)st->plan.kv.n_slot;
+
+    st->given = calloc(n_slot, sizeof(*st->given));
+    st->token = calloc(n_tok, sizeof(*st->token));
+    st->pos = calloc(n_tok, sizeof(*st->pos));
+    st->entry_of = calloc(n_tok, sizeof(*st->entry_of));
+    st->entry = calloc(n_seq, sizeof(*st->entry));
+    if (st->given == NULL || st->token == NULL || st->pos == NULL || st->entry_of == NULL ||
+        st->entry == NULL)
+        return ds4_fail(err, DS4_E_NOMEM, "no memory for steps of %zu rows", n_tok);
+    st->batch.token = st->token;
+    st->batch.pos = st->pos;
+    st->batch.entry_of = st->entry_of;
+    st->batch.entry = st->entry;
+    if (!st->last)
+        return 0;
+    st->history = calloc(n_slot * (size_t)st->plan.limits.max_context, sizeof(*st->history));
+    st->host_logits = calloc(n_seq * (size_t)st->model.n_vocab, sizeof(*st->host_logits));
+    st->head_row = calloc(n_seq, sizeof(*st->head_row));
+    st->out_entry = calloc(n_seq, sizeof(*st->out_entry));
+    if (st->history == NULL || st->host_logits == NULL || st->head_row == NULL ||
+        st->out_entry == NULL)
+        return ds4_fail(err, DS4_E_NOMEM, "no memory for histories of %zu sequences", n_slot);
+    return ds4_sampler_init(&st->sampler, st->model.n_vocab, (int32_t)n_slot, err);
+}
+
+/* ---- public ------------------------------------------------------------------------------------- */
+
+struct ds4_stage *ds4_stage_new(const struct ds4_stage_config *config, ds4_progress_fn progress,
+                                void *progress_arg, struct ds4_err *err)
+{
+    struct ds4_stage *st = calloc(1, sizeof(*st));
+    struct ds4_weights_request weights;
+    struct ds4_weights_size size;
+    void *area;
+
+    if (st == NULL) {
+        ds4_fail(err, DS4_E_NOMEM, "no memory for a stage");
+        return NULL;
+    }
+    atomic_init(&st->nonfinite_rows, 0);
+    atomic_init(&st->running_layer, -1);
+    if (make_plan(st, config, &size, &st->plan, err) != 0)
+        goto fail;
+    ds4_plan_log(&st->plan);
+    if (alloc_device(st, &area, err) != 0 || alloc_host(st, err) != 0)
+        goto fail;
+    weights = weights_request(st, &st->plan.part, config->load);
+    if (ds4_stage_weights_load(&st->weights, &weights, &size, st->backend, st->dev, area, progress,
+                               progress_arg, err) != 0)
+        goto fail;
+    return st;
+fail:
+    ds4_stage_free(st);
+    return NULL;
+}
+
+void ds4_stage_free(struct ds4_stage *st)
+{
+    if (st == NULL)
+        return;
+    ds4_sampler_deinit(&st->sampler);
+    free(st->out_entry);
+    free(st->head_row);
+    free(st->host_logits);
+    free(st->history);
+    free(st->entry);
+    free(st->entry_of);
+    free(st->pos);
+    free(st->token);
+    free(st->given);
+    ds4_kv_deinit(&st->kv);
+    ds4_stage_weights_deinit(&st->weights);
+    if (st->dev != NULL)
+        st->backend->close(st->dev);
+    ds4_weights_close(st->file);
+    free(st);
+}
+
+void ds4_stage_hello(const struct ds4_stage *st, struct ds4_hello *hello)
+{
+    hello->stage = st->stage;
+    hello->n_stage = st->n_stage;
+    hello->first_layer = st->plan.part.first_layer;
+    hello->last_layer = st->plan.part.end_layer;
+    hello->n_layer = st->model.n_layer;
+    memcpy(hello->model_digest, st->model_digest, sizeof(hello->model_digest));
+    hello->max_blocks = st->plan.kv.n_block;
+    hello->max_slots = st->plan.kv.n_slot;
+    hello->max_context = st->plan.context_tok;
+    snprintf(hello->backend, sizeof(hello->backend), "%s", st->backend->name);
+    snprintf(hello->device, sizeof(hello->device), "%s", st->backend->describe(st->dev));
+}
+
+void ds4_stage_health(const struct ds4_stage *st, struct ds4_health *health)
+{
+    health->weights_bytes = st->plan.weights_bytes + st->plan.mapped_bytes;
+    health->kv_bytes = st->plan.rings_bytes + st->plan.pages_bytes;
+    health->nonfinite_rows =
+        (uint64_t)atomic_load_explicit(&st->nonfinite_rows, memory_order_relaxed);
+}
