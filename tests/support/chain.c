@@ -132,19 +132,19 @@ struct ds4_step *chain_build(struct chain *c, const struct ds4_seq_open *opens, 
         assert_true(n_tok + p->n_tok <= CHAIN_STEP_TOK);
         for (int32_t b = 0; b < c->seq_blocks; b++)
             block[e][b] = p->slot * c->seq_blocks + b;
-        entry[e] = (struct ds4_step_entry){
-            .seq = c->owner[p->slot].seq,
-            .slot = p->slot,
-            .epoch = c->owner[p->slot].epoch,
-            .kind = p->token != NULL ? DS4_ENTRY_PREFILL : DS4_ENTRY_DECODE,
-            .base_pos = p->base_pos,
-            .n_tok = p->n_tok,
-            .sample = p->sample,
-            .from_step = p->token != NULL ? -1 : p->from_step,
-            .first_tok = n_tok,
-            .cap_tok = c->seq_blocks * DS4_BLOCK_TOK,
-            .n_block = c->seq_blocks,
-            .block = block[e]};
+        entry[e] =
+            (struct ds4_step_entry){.seq = c->owner[p->slot].seq,
+                                    .slot = p->slot,
+                                    .epoch = c->owner[p->slot].epoch,
+                                    .kind = p->token != NULL ? DS4_ENTRY_PREFILL : DS4_ENTRY_DECODE,
+                                    .base_pos = p->base_pos,
+                                    .n_tok = p->n_tok,
+                                    .sample = p->sample,
+                                    .from_step = p->token != NULL ? -1 : p->from_step,
+                                    .first_tok = n_tok,
+                                    .cap_tok = c->seq_blocks * DS4_BLOCK_TOK,
+                                    .n_block = c->seq_blocks,
+                                    .block = block[e]};
         for (int32_t t = 0; t < p->n_tok; t++)
             token[n_tok + t] = p->token != NULL ? p->token[t] : 0;
         n_tok += p->n_tok;

@@ -24,7 +24,7 @@ struct chain_options {
     enum ds4_isa isa;
     enum ds4_auto_switch quant_sim;
     enum ds4_load load;
-    int32_t n_thread;   /* 0: 2 */
+    int32_t n_thread;    /* 0: 2 */
     int32_t context_tok; /* 0: 3072 */
 };
 
@@ -39,8 +39,8 @@ struct chain {
     struct ds4_token_record *record; /* [n_record], one per step */
     int64_t n_record;
     int64_t cap_record;
-    int64_t noted[CHAIN_MAX];    /* records delivered per stage */
-    struct ds4_tokens_out out;   /* of the last step */
+    int64_t noted[CHAIN_MAX];  /* records delivered per stage */
+    struct ds4_tokens_out out; /* of the last step */
     struct {
         uint64_t seq;
         uint32_t epoch;
