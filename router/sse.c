@@ -1,7 +1,7 @@
 /* A server-sent-event stream on an exchange (step 15).
  *
- * One timer serves both clocks: while the stream is congested it runs towards slow_client_ms, else
- * towards the next ping.  Sending anything restarts it, so a busy stream costs no extra frames.  The
+ * One timer serves three clocks: before the headers it runs towards start_ms, while the stream is
+ * congested towards slow_client_ms, else towards the next ping.  Sending anything restarts it, so a busy stream costs no extra frames.  The
  * timer's memory must outlive uv_close, hence the object is freed from the close callback. */
 #include "router/sse.h"
 
@@ -22,6 +22,9 @@ static void on_timer(uv_timer_t *timer);
 static void restart_timer(struct ds4_sse *sse)
 {
     int64_t ms = sse->congested ? sse->config.slow_client_ms : sse->config.ping_ms;
+
+    if (!ds4_sse_started(sse))
+        ms = sse->config.start_ms;
 
     if (ms > 0 && !sse->gone)
         (void)uv_timer_start(&sse->timer, on_timer, (uint64_t)ms, 0);
@@ -44,6 +47,10 @@ static void on_timer(uv_timer_t *timer)
 
     if (sse->congested) {
         tell_gone(sse, "slow_client");
+        return;
+    }
+    if (!ds4_sse_started(sse)) {
+        ds4_sse_start(sse);
         return;
     }
     restart_timer(sse);
@@ -79,6 +86,7 @@ struct ds4_sse *ds4_sse_new(struct ds4_exchange *x, const struct ds4_sse_config 
     sse->timer.data = sse;
     ds4_exchange_on_gone(x, on_gone, sse);
     ds4_exchange_on_drained(x, on_drained, sse);
+    restart_timer(sse);
     return sse;
 }
 
@@ -97,7 +105,8 @@ bool ds4_sse_started(const struct ds4_sse *sse)
     return ds4_exchange_started(sse->x);
 }
 
-static void send_frame(struct ds4_sse *sse, const char *lead, const char *event, struct ds4_str text)
+static void send_frame(struct ds4_sse *sse, const char *lead, const char *event,
+                       struct ds4_str text)
 {
     struct ds4_buf frame;
 

@@ -16,12 +16,13 @@ struct uv_loop_s;
 
 struct ds4_sse_config {
     struct uv_loop_s *loop;
-    int64_t ping_ms;         /* 0 = never */
+    int64_t start_ms; /* the headers leave after this time at the latest; 0 = no limit */
+    int64_t ping_ms;  /* 0 = never */
     int64_t slow_client_ms;
     size_t out_buf_bytes;
     void (*ping)(void *owner);
-    void (*pause)(void *owner);  /* may be NULL */
-    void (*resume)(void *owner); /* may be NULL */
+    void (*pause)(void *owner);                    /* may be NULL */
+    void (*resume)(void *owner);                   /* may be NULL */
     void (*gone)(void *owner, const char *reason); /* "disconnect" | "slow_client" */
     void *owner;
 };

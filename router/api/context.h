@@ -1,0 +1,32 @@
+/* What every endpoint needs to know: the running router, borrowed by the handlers. */
+#ifndef DS4_ROUTER_API_CONTEXT_H
+#define DS4_ROUTER_API_CONTEXT_H
+
+#include "common/config.h"
+#include "common/model.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct uv_loop_s;
+struct ds4_cluster;
+struct ds4_sched;
+struct ds4_metrics;
+struct ds4_vocab;
+
+struct ds4_api_context {
+    struct uv_loop_s *loop;
+    const struct ds4_config *config;
+    const struct ds4_model_shape *shape;
+    const struct ds4_vocab *vocab;
+    struct ds4_cluster *cluster;
+    struct ds4_sched *sched;
+    struct ds4_metrics *metrics;
+    enum ds4_release release;
+    char model_name[128]; /* the served name */
+    char fingerprint[64]; /* system_fingerprint: build and weights */
+    int64_t started_unix_s;
+    bool draining;
+};
+
+#endif
