@@ -1,5 +1,6 @@
 """What every end-to-end test shares: the programs' folder, the tiny model, the closing line."""
 
+import argparse
 import os
 import sys
 import unittest
@@ -9,6 +10,7 @@ sys.path.insert(0, os.path.join(ROOT, "deploy"))
 from local_rig import Rig, RigError, free_port, settings_text  # noqa: E402,F401
 
 CONFIG = "release"
+SECONDS = 10.0  # of the load tests; a soak asks for more
 TINY = os.path.join(ROOT, "tests/data/ds4-tiny.gguf")
 
 
@@ -22,14 +24,14 @@ def rig(stages=2, **options):
 
 
 def main():
-    """Runs the calling file's tests; `--config NAME` picks the build tree.  The last line is
-    `N passed, N failed`."""
-    global CONFIG
-    args = sys.argv[1:]
-    if "--config" in args:
-        at = args.index("--config")
-        CONFIG = args[at + 1]
-        del args[at:at + 2]
+    """Runs the calling file's tests.  `--config NAME` picks the build tree, `--seconds N` the length
+    of load tests.  The last line is `N passed, N failed`."""
+    global CONFIG, SECONDS
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--config", default=CONFIG)
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    options, args = parser.parse_known_args()
+    CONFIG, SECONDS = options.config, options.seconds
     program = unittest.main(module="__main__", argv=[sys.argv[0]] + args, exit=False, verbosity=2)
     result = program.result
     failed = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)

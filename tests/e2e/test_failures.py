@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Stages that are not there, die in the middle of an answer, and come back."""
+
+import json
+import os
+import sys
+import threading
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+import e2e  # noqa: E402
+
+CHAT = "/v1/chat/completions"
+STORY = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "temperature": 0,
+         "max_tokens": 1500, "ignore_eos": True, "stream": True}
+HELLO = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 8,
+         "chat_template_kwargs": {"thinking": False}}
+
+
+class Failures(unittest.TestCase):
+    def setUp(self):
+        self.rig = e2e.rig(stages=2)
+
+    def tearDown(self):
+        self.rig.stop()
+
+    def answer(self):
+        status, answer = self.rig.post(CHAT, HELLO)
+        self.assertEqual(status, 200, answer)
+        return answer["choices"][0]["message"]["content"]
+
+    def test_a_worker_that_is_not_there_is_503_with_retry_after(self):
+        self.rig.start_router()
+        self.rig.start_worker(0)
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                status, headers, data = self.rig.request("POST", CHAT, HELLO)
+                break
+            except ConnectionError:
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.05)
+        self.assertEqual(status, 503, data)
+        self.assertIn("retry-after", headers)
+        self.assertEqual(json.loads(data)["error"]["code"], "loading")
+        self.assertEqual(self.rig.request("GET", "/livez")[0], 200)
+        self.assertEqual(self.rig.request("GET", "/v1/models")[0], 503)
+        self.rig.start_worker(1)
+        self.rig.wait_ready(30)
+        self.assertEqual(self.answer(), "Hi! How can I help you?")
+
+    def kill_in_stream(self, stage):
+        frames, ended = [], threading.Event()
+
+        def read():
+            try:
+                for frame in self.rig.stream(CHAT, STORY):
+                    frames.append(frame)
+            finally:
+                ended.set()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        deadline = time.monotonic() + 20
+        while len(frames) < 20:
+            self.assertLess(time.monotonic(), deadline, "no tokens\n" + self.rig.logs())
+            time.sleep(0.01)
+        self.rig.kill_worker(stage)
+        seconds = self.rig.wait_not_ready()
+        self.assertLess(seconds, 3.5)
+        self.assertTrue(ended.wait(10), "the stream hangs\n" + self.rig.logs())
+        reader.join()
+        data = [text for event, text in frames if event != ":"]
+        self.assertEqual(data[-1], "[DONE]")
+        error = json.loads(data[-2])["error"]
+        self.assertIn(error["code"], ("pipeline_restarted", "stage_down"))
+        finishes = [c["finish_reason"] for text in data[:-2] for c in json.loads(text)["choices"]]
+        self.assertEqual([f for f in finishes if f], [])
+        self.assertEqual(self.rig.request("POST", CHAT, HELLO)[0], 503)
+
+    def test_each_stage_killed_in_an_answer_and_service_again(self):
+        self.rig.start()
+        first = self.answer()
+        generation = self.rig.wait_ready()["generation"]
+        for stage in (0, 1):
+            self.kill_in_stream(stage)
+            self.rig.start_worker(stage)
+            health = self.rig.wait_ready(30)
+            self.assertGreater(health["generation"], generation)
+            generation = health["generation"]
+            self.assertEqual(self.answer(), first)
+        self.assertIsNone(self.rig.router.poll())
+
+    def test_survivors_keep_their_process(self):
+        self.rig.start()
+        survivor = self.rig.workers[1].pid
+        self.rig.kill_worker(0)
+        self.rig.wait_not_ready()
+        self.rig.start_worker(0)
+        self.rig.wait_ready(30)
+        self.assertIsNone(self.rig.workers[1].poll())
+        self.assertEqual(self.rig.workers[1].pid, survivor)
+
+    def test_no_shared_memory_is_left_behind(self):
+        before = set(os.listdir("/dev/shm"))
+        self.rig.start()
+        self.rig.kill_worker(0)
+        self.rig.wait_not_ready()
+        self.rig.start_worker(0)
+        self.rig.wait_ready(30)
+        for stage in (0, 1):
+            self.rig.kill_worker(stage)
+        self.rig.stop()
+        self.assertEqual({name for name in set(os.listdir("/dev/shm")) - before if "ds4" in name},
+                         set())
+        self.rig.router, self.rig.workers = None, [None, None]
+
+    def test_an_idle_rig_uses_no_processor(self):
+        self.rig.start()
+        self.answer()
+        processes = [self.rig.router] + self.rig.workers
+
+        def ticks():
+            total = 0
+            for process in processes:
+                with open("/proc/%d/stat" % process.pid, encoding="ascii") as stat:
+                    fields = stat.read().rsplit(")", 1)[1].split()
+                total += int(fields[11]) + int(fields[12])
+            return total
+
+        before = ticks()
+        time.sleep(3)
+        used = (ticks() - before) / os.sysconf("SC_CLK_TCK")
+        self.assertLess(used, 0.3, "%.2f s of processor time in 3 s" % used)
+
+    def test_sigterm_lets_running_streams_finish(self):
+        self.rig.start()
+        done = []
+
+        def read():
+            done.extend(self.rig.stream(CHAT, dict(STORY, max_tokens=60)))
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        time.sleep(0.3)
+        self.rig.router.terminate()
+        reader.join(20)
+        self.assertFalse(reader.is_alive())
+        self.assertEqual(done[-1][1], "[DONE]")
+        self.assertNotIn("error", done[-2][1])
+        self.assertEqual(self.rig.router.wait(10), 0)
+
+
+if __name__ == "__main__":
+    e2e.main()
