@@ -150,7 +150,7 @@ struct ds4_usage ds4_answer_usage(const struct ds4_answer *answer)
 static void collect_call(struct ds4_choice *choice, const struct ds4_event *event,
                          struct ds4_str text)
 {
-    struct ds4_call call = {0};
+    struct ds4_answer_call call = {0};
 
     if (event->kind == DS4_EVENT_CALL_BEGIN) {
         memcpy(call.id, event->id, sizeof(call.id));

@@ -23,7 +23,7 @@
 #define DS4_MAX_CHOICES     16
 
 /* A tool call as it comes in. */
-struct ds4_call {
+struct ds4_answer_call {
     char id[DS4_CALL_ID_CHARS + 1];
     struct ds4_buf name;
     struct ds4_buf arguments;
@@ -43,7 +43,7 @@ struct ds4_choice {
     /* What was said so far; streams keep it as well (memory of tool calls, the log line). */
     struct ds4_buf reasoning;
     struct ds4_buf content;
-    DS4_VEC(struct ds4_call) calls;
+    DS4_VEC(struct ds4_answer_call) calls;
 
     /* Log-probabilities as comma-separated JSON items not yet sent, and tokens whose channel is not
      * known yet. */

@@ -344,7 +344,7 @@ static void write_calls(const struct ds4_choice *choice, struct ds4_jw *w)
     ds4_jw_key(w, "tool_calls");
     ds4_jw_array(w);
     for (size_t i = 0; i < choice->calls.len; i++) {
-        const struct ds4_call *call = &choice->calls.ptr[i];
+        const struct ds4_answer_call *call = &choice->calls.ptr[i];
 
         ds4_jw_object(w);
         ds4_jw_key(w, "id");
