@@ -172,14 +172,23 @@ void ds4_version_handle(struct ds4_exchange *x, void *context)
 void ds4_metrics_handle(struct ds4_exchange *x, void *context)
 {
     const struct ds4_api_context *api = context;
+    struct ds4_str accept = ds4_exchange_header(x, "accept");
+    bool open_format =
+        ds4_str_find(accept, DS4_STR("application/openmetrics-text"), 0) != DS4_STR_NONE;
     struct ds4_buf body;
     struct ds4_err err = {0};
 
     ds4_buf_init(&body, DS4_METRICS_BYTES);
-    ds4_metrics_expose(api->metrics, &body);
+    ds4_metrics_read_process(api->metrics);
+    (void)ds4_metrics_render(api->metrics,
+                             open_format ? DS4_METRICS_OPENMETRICS : DS4_METRICS_PROMETHEUS, &body);
     if (ds4_buf_check(&body, "metrics", &err) != 0)
         ds4_exchange_reply(x, 500, "text/plain", ds4_str_view(err.msg));
     else
-        ds4_exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", ds4_buf_view(&body));
+        ds4_exchange_reply(x, 200,
+                           open_format
+                               ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
+                               : "text/plain; version=0.0.4; charset=utf-8",
+                           ds4_buf_view(&body));
     ds4_buf_deinit(&body);
 }
