@@ -311,7 +311,7 @@ int ds4_params_read(const struct ds4_json *body, const struct ds4_api_context *c
     add_model_stops(context->vocab, req);
     if (read_filters(body, s, error) != 0 || read_seed(body, s, error) != 0 ||
         read_bias(body, context->vocab, req, error) != 0 ||
-        read_ids(body, "allowed_token_ids", DS4_MAX_ALLOWED_IDS, context->vocab, &req->arena,
+        read_ids(body, "allowed_token_ids", DS4_MAX_ALLOWED, context->vocab, &req->arena,
                  &s->allowed_id, &s->n_allowed, error) != 0 ||
         read_stops(body, context->vocab, req, error) != 0 || read_limits(body, req, error) != 0)
         return -1;
