@@ -12,7 +12,6 @@
 #include <sys/random.h>
 
 #define DS4_MAX_STOP_BYTES  ((size_t)4096)
-#define DS4_MAX_ALLOWED_IDS 8192
 #define DS4_MAX_TOP_K       INT32_MAX
 #define DS4_BIAS_LIMIT      100.0
 #define DS4_TOKEN_COUNT_MAX ((int64_t)1 << 30)
@@ -311,7 +310,7 @@ int ds4_params_read(const struct ds4_json *body, const struct ds4_api_context *c
     add_model_stops(context->vocab, req);
     if (read_filters(body, s, error) != 0 || read_seed(body, s, error) != 0 ||
         read_bias(body, context->vocab, req, error) != 0 ||
-        read_ids(body, "allowed_token_ids", DS4_MAX_ALLOWED, context->vocab, &req->arena,
+        read_ids(body, "allowed_token_ids", DS4_MAX_ALLOWED_IDS, context->vocab, &req->arena,
                  &s->allowed_id, &s->n_allowed, error) != 0 ||
         read_stops(body, context->vocab, req, error) != 0 || read_limits(body, req, error) != 0)
         return -1;
