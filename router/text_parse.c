@@ -105,15 +105,15 @@ static int read_stops(struct parse_case *c, struct ds4_err *err)
     return 0;
 }
 
-static enum ds4_tool_choice read_tool_choice(const struct ds4_jt_node *root)
+static enum ds4_calls_mode read_tool_choice(const struct ds4_jt_node *root)
 {
     const struct ds4_jt_node *node = ds4_jt_find(root, "tool_choice");
 
     if (node == NULL || node->type == DS4_JT_NULL)
-        return DS4_TOOL_CHOICE_AUTO;
+        return DS4_CALLS_PARSED;
     if (node->type == DS4_JT_OBJECT || ds4_str_equal(node->str, DS4_STR("named")))
-        return DS4_TOOL_CHOICE_NAMED;
-    return ds4_str_equal(node->str, DS4_STR("none")) ? DS4_TOOL_CHOICE_NONE : DS4_TOOL_CHOICE_AUTO;
+        return DS4_CALLS_NAMED;
+    return ds4_str_equal(node->str, DS4_STR("none")) ? DS4_CALLS_AS_TEXT : DS4_CALLS_PARSED;
 }
 
 static int read_case(struct parse_case *c, struct ds4_str line,
@@ -132,7 +132,7 @@ static int read_case(struct parse_case *c, struct ds4_str line,
     c->config.starts_in_reasoning =
         ds4_str_equal(string_member(c->root, "mode"), DS4_STR("thinking"));
     c->config.spaced_tags = options->spaced_tags;
-    c->config.tool_choice = read_tool_choice(c->root);
+    c->config.calls_mode = read_tool_choice(c->root);
     c->config.random = fill_random;
     c->config.random_ctx = &c->id_state;
     if (read_tools(c, err) != 0)

@@ -17,7 +17,7 @@ static int init_tools(struct ds4_stream *s, struct ds4_err *err)
 {
     const struct ds4_parse_config *config = s->config;
 
-    if (config->tool_choice == DS4_TOOL_CHOICE_NONE || config->n_tools == 0)
+    if (config->calls_mode == DS4_CALLS_AS_TEXT || config->n_tools == 0)
         return 0;
     s->tools = calloc(config->n_tools, sizeof(*s->tools));
     if (s->tools == NULL)
@@ -392,7 +392,7 @@ int ds4_stream_finish(struct ds4_stream *s, enum ds4_engine_finish engine, struc
         s->cut_short && !s->stop_hit && s->channel == DS4_CHANNEL_REASONING;
     if (s->incomplete || (s->cut_short && !s->stop_hit))
         finish.reason = DS4_FINISH_LENGTH;
-    else if (!s->stop_hit && s->n_complete > 0 && s->config->tool_choice != DS4_TOOL_CHOICE_NAMED)
+    else if (!s->stop_hit && s->n_complete > 0 && s->config->calls_mode != DS4_CALLS_NAMED)
         finish.reason = DS4_FINISH_TOOL_CALLS;
     ds4_events_push_finish(out, &finish);
     s->out = NULL;

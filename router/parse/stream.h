@@ -26,10 +26,10 @@
 
 #define DS4_DSML_HOLD_MAX_BYTES ((size_t)8 << 20)
 
-enum ds4_tool_choice {
-    DS4_TOOL_CHOICE_AUTO, /* also: required */
-    DS4_TOOL_CHOICE_NONE, /* tools are in the prompt, but output is not parsed for calls */
-    DS4_TOOL_CHOICE_NAMED,
+enum ds4_calls_mode {
+    DS4_CALLS_PARSED,  /* also: required */
+    DS4_CALLS_AS_TEXT, /* tools are in the prompt, but output is not parsed for calls */
+    DS4_CALLS_NAMED,
 };
 
 struct ds4_parse_tool {
@@ -71,7 +71,7 @@ enum ds4_parse_rule {
 struct ds4_parse_config {
     bool starts_in_reasoning; /* the prompt ends inside an open <think> */
     bool spaced_tags;         /* V4.1: what counts as exact in the metrics; changes nothing else */
-    enum ds4_tool_choice tool_choice;
+    enum ds4_calls_mode calls_mode;
     const struct ds4_parse_tool *tools;
     size_t n_tools;
     const struct ds4_str *stops; /* matched in content only */
