@@ -13,12 +13,14 @@ struct ds4_cluster;
 struct ds4_sched;
 struct ds4_metrics;
 struct ds4_vocab;
+struct ds4_bpe;
 
 struct ds4_api_context {
     struct uv_loop_s *loop;
     const struct ds4_config *config;
     const struct ds4_model_shape *shape;
     const struct ds4_vocab *vocab;
+    struct ds4_bpe *bpe; /* the loop thread's encoder */
     struct ds4_cluster *cluster;
     struct ds4_sched *sched;
     struct ds4_metrics *metrics;
