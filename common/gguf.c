@@ -149,8 +149,9 @@ static int take_str(struct cursor *c, const char *what, uint64_t max, size_t *at
     if (take_u64(c, what, &n, err))
         return -1;
     if (n > left(c))
-        return fail_at(c, err, "%s has a length of %" PRIu64 " bytes, %" PRIu64 " are left", what,
-                       n, left(c));
+        return fail_at(c, err,
+                       "truncated at %s: its length is %" PRIu64 " bytes, %" PRIu64 " are left",
+                       what, n, left(c));
     if (n > max)
         return fail_at(c, err, "%s has a length of %" PRIu64 " bytes, the limit is %" PRIu64, what,
                        n, max);
@@ -203,8 +204,9 @@ static int take_strings(struct cursor *c, struct raw_kv *kv, struct ds4_err *err
     size_t len;
 
     if (kv->n > left(c) / LENGTH_BYTES)
-        return fail_at(c, err, "an array of %" PRIu64 " strings cannot fit in %" PRIu64 " bytes",
-                       kv->n, left(c));
+        return fail_at(
+            c, err, "truncated at its value: %" PRIu64 " strings do not fit in %" PRIu64 " bytes",
+            kv->n, left(c));
     kv->str_at = malloc(kv->n == 0 ? 1 : (size_t)kv->n * sizeof(*kv->str_at));
     if (kv->str_at == NULL)
         return ds4_fail(err, DS4_E_NOMEM, "out of memory for %" PRIu64 " strings", kv->n);
@@ -274,7 +276,8 @@ static int take_kv(struct cursor *c, struct raw_kv *kv, struct ds4_err *err)
             return -1;
         if (kv->n > left(c))
             return fail_at(c, err,
-                           "an array of %" PRIu64 " elements cannot fit in %" PRIu64 " bytes",
+                           "truncated at its value: %" PRIu64 " elements do not fit in %" PRIu64
+                           " bytes",
                            kv->n, left(c));
         if (kv->n > DS4_GGUF_MAX_ARRAY)
             return fail_at(c, err, "an array has %" PRIu64 " elements, the limit is %u", kv->n,
@@ -393,7 +396,7 @@ static int place_tensor(const struct ds4_gguf *g, struct ds4_tensor_info *t, str
                         t->offset);
     if (begin > g->file_bytes || t->bytes > g->file_bytes - begin)
         return ds4_fail(err, DS4_E_CORRUPT,
-                        "tensor %s: its %" PRIu64 " bytes at %" PRIu64
+                        "tensor %s: truncated: its %" PRIu64 " bytes at %" PRIu64
                         " end past the file's %" PRIu64,
                         t->name, t->bytes, begin, g->file_bytes);
     t->offset = begin;
@@ -473,6 +476,20 @@ out:
 
 /* ---- the whole header -------------------------------------------------------------------------- */
 
+/* A count is refused before anything is allocated for it. */
+static int check_count(const struct cursor *c, const char *what, uint64_t n, uint64_t max,
+                       uint64_t min_bytes, struct ds4_err *err)
+{
+    if (n > max)
+        return ds4_fail(err, DS4_E_CORRUPT, "%s is %" PRIu64 ", the limit is %" PRIu64, what, n,
+                        max);
+    if (n > left(c) / min_bytes)
+        return ds4_fail(err, DS4_E_CORRUPT,
+                        "truncated: %s is %" PRIu64 ", which does not fit in %" PRIu64 " bytes",
+                        what, n, left(c));
+    return 0;
+}
+
 static int take_prefix(struct cursor *c, struct ds4_gguf *g, uint64_t *n_tensor, uint64_t *n_kv,
                        struct ds4_err *err)
 {
@@ -493,17 +510,9 @@ static int take_prefix(struct cursor *c, struct ds4_gguf *g, uint64_t *n_tensor,
                         g->version);
     *n_tensor = load_u64(p + 8);
     *n_kv = load_u64(p + 16);
-    if (*n_kv > DS4_GGUF_MAX_KV || *n_kv > left(c) / MIN_KV_BYTES)
-        return ds4_fail(err, DS4_E_CORRUPT,
-                        "kv_count %" PRIu64 " is impossible: limit %d, file of "
-                        "%" PRIu64 " bytes",
-                        *n_kv, DS4_GGUF_MAX_KV, c->file_bytes);
-    if (*n_tensor > DS4_GGUF_MAX_TENSORS || *n_tensor > left(c) / MIN_TENSOR_BYTES)
-        return ds4_fail(err, DS4_E_CORRUPT,
-                        "tensor_count %" PRIu64 " is impossible: limit %d, file "
-                        "of %" PRIu64 " bytes",
-                        *n_tensor, DS4_GGUF_MAX_TENSORS, c->file_bytes);
-    return 0;
+    if (check_count(c, "kv_count", *n_kv, DS4_GGUF_MAX_KV, MIN_KV_BYTES, err))
+        return -1;
+    return check_count(c, "tensor_count", *n_tensor, DS4_GGUF_MAX_TENSORS, MIN_TENSOR_BYTES, err);
 }
 
 static int compare_key(const void *a, const void *b, void *arg)
