@@ -40,6 +40,8 @@ struct ds4_device_config {
  * 584 B for Flash.  FP4 (indexer): d / 2 bytes of e2m1 pairs (element 2i in the low nibble), then
  * d / 32 ue8m0 scales: 68 B for Flash.  Both are lossless for values that went through the matching
  * rounding. */
+#define DS4_FP8_BLOCK 64
+#define DS4_FP4_BLOCK 32
 enum ds4_row_format { DS4_ROW_F32, DS4_ROW_BF16, DS4_ROW_FP8, DS4_ROW_FP4 };
 
 /* Bytes of one stored row of d values. */

@@ -1,0 +1,39 @@
+/* Looks up a backend by name and knows the sizes that both share.  The only file that sees whether
+ * CUDA is built in. */
+#include "kernels/backend.h"
+
+#include <string.h>
+
+extern const struct ds4_backend ds4_backend_cpu;
+#ifdef DS4_HAVE_CUDA
+extern const struct ds4_backend ds4_backend_cuda;
+#endif
+
+const struct ds4_backend *ds4_backend_find(const char *name)
+{
+    if (strcmp(name, "cpu") == 0)
+        return &ds4_backend_cpu;
+#ifdef DS4_HAVE_CUDA
+    if (strcmp(name, "cuda") == 0)
+        return &ds4_backend_cuda;
+#endif
+    return NULL;
+}
+
+size_t ds4_row_bytes(enum ds4_row_format format, int32_t d, int32_t d_rope)
+{
+    size_t nope = (size_t)(d - d_rope), packed;
+
+    switch (format) {
+    case DS4_ROW_F32:
+        return 4 * (size_t)d;
+    case DS4_ROW_BF16:
+        return 2 * (size_t)d;
+    case DS4_ROW_FP8:
+        packed = nope + (nope + DS4_FP8_BLOCK - 1) / DS4_FP8_BLOCK;
+        return packed + packed % 2 + 2 * (size_t)d_rope;
+    case DS4_ROW_FP4:
+        return (size_t)d / 2 + ((size_t)d + DS4_FP4_BLOCK - 1) / DS4_FP4_BLOCK;
+    }
+    return 0;
+}
