@@ -36,8 +36,8 @@ struct view {
 struct ds4_need ds4_cpu_attention_need(int32_t n_row, int32_t d_head)
 {
     size_t scores = n_row > DS4_ATTENTION_FLOATS ? (size_t)n_row : DS4_ATTENTION_FLOATS;
-    struct ds4_need need = {
-        .thread_bytes = (scores + DS4_ATTENTION_TILE * (size_t)d_head) * sizeof(float)};
+    struct ds4_need need = {.thread_bytes =
+                                (scores + DS4_ATTENTION_TILE * (size_t)d_head) * sizeof(float)};
 
     return need;
 }
@@ -146,8 +146,8 @@ static void attend(void *ctx, int32_t item, int32_t thread)
         int32_t n = fetch_tile(a, &v, first, tile);
 
         for (int32_t h = h0; h < h1; h++)
-            simd->axpy(o + h * a->o.stride[1], d, tile, d,
-                       z + (int64_t)(h - h0) * v.n_row + first, n);
+            simd->axpy(o + h * a->o.stride[1], d, tile, d, z + (int64_t)(h - h0) * v.n_row + first,
+                       n);
     }
 }
 

@@ -123,7 +123,7 @@ struct ds4_tile {
     const float *values;
 };
 
-/* Rows of a tile that stay in cache, and the floats its buffer needs. */
+/* Rows of a tile that stay in cache, and the floats that are enough for its buffer (rising in n_col). */
 int32_t ds4_cpu_tile_rows(int32_t n_col);
 size_t ds4_cpu_tile_floats(int32_t n_col);
 /* buf [ds4_cpu_tile_floats(n_col)] is borrowed until the last apply. */

@@ -221,7 +221,8 @@ const float *ds4_cpu_load(const struct ds4_tensor *t, int64_t offset, int32_t n,
         return (const float *)t->data + offset;
     assert(t->dtype == DS4_DTYPE_BF16 || t->dtype == DS4_DTYPE_F16);
     for (int32_t i = 0; i < n; i++)
-        buf[i] = t->dtype == DS4_DTYPE_BF16 ? ds4_f32_from_bf16(half[i]) : ds4_f32_from_f16(half[i]);
+        buf[i] =
+            t->dtype == DS4_DTYPE_BF16 ? ds4_f32_from_bf16(half[i]) : ds4_f32_from_f16(half[i]);
     return buf;
 }
 

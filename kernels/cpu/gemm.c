@@ -34,15 +34,14 @@ int32_t ds4_cpu_tile_rows(int32_t n_col)
 
 size_t ds4_cpu_tile_floats(int32_t n_col)
 {
-    return (size_t)ds4_cpu_tile_rows(n_col) * (size_t)n_col;
+    return n_col > DS4_TILE_FLOATS ? (size_t)n_col : DS4_TILE_FLOATS;
 }
 
 void ds4_cpu_tile_open(const struct ds4_simd *simd, struct ds4_tile *tile, float *buf)
 {
     tile->values = NULL;
     if (tile->kind == DS4_ACT_NONE)
-        tile->values =
-            ds4_cpu_weight_rows(simd, tile->w, tile->stack, tile->row, tile->n_row, buf);
+        tile->values = ds4_cpu_weight_rows(simd, tile->w, tile->stack, tile->row, tile->n_row, buf);
 }
 
 void ds4_cpu_tile_apply(const struct ds4_simd *simd, const struct ds4_tile *tile,
@@ -74,8 +73,7 @@ struct ds4_need ds4_cpu_gemm_need(int32_t n_tok, int32_t n_col_all, int32_t n_co
     struct ds4_need need;
 
     need.shared_bytes = (size_t)n_tok * ds4_cpu_align(small > super ? small : super);
-    need.thread_bytes =
-        (DS4_TILE_FLOATS + (size_t)n_col * (1 + DS4_ACT_TILE)) * sizeof(float);
+    need.thread_bytes = (DS4_TILE_FLOATS + (size_t)n_col * (1 + DS4_ACT_TILE)) * sizeof(float);
     return need;
 }
 

@@ -10,7 +10,8 @@
 #include <math.h>
 #include <string.h>
 
-#define DS4_HYPER_CHUNK 256 /* dims written at once: all old streams are read before any is replaced */
+#define DS4_HYPER_CHUNK                                                                            \
+    256 /* dims written at once: all old streams are read before any is replaced */
 
 struct read_job {
     struct ds4_device *dev;
@@ -118,12 +119,8 @@ void ds4_cpu_hyper_read(struct ds4_device *dev, const struct ds4_hyper_read_args
     int32_t n_tok = a->x.shape[0], n = a->x.shape[1], d = a->x.shape[2];
     struct ds4_scratch scratch = ds4_cpu_scratch(dev, ds4_cpu_hyper_need(n_tok, n, d));
     struct read_job job = {dev, a, scratch, (float *)(void *)scratch.shared};
-    struct ds4_exact_args mix = {.w = &a->fn,
-                                 .n_group = 1,
-                                 .x = &a->x,
-                                 .n = n_tok,
-                                 .y = job.mix,
-                                 .y_stride = n * (n + 2)};
+    struct ds4_exact_args mix = {
+        .w = &a->fn, .n_group = 1, .x = &a->x, .n = n_tok, .y = job.mix, .y_stride = n * (n + 2)};
 
     assert(n <= DS4_MAX_HYPER && a->fn.n_row == n * (n + 2) && a->fn.n_col == n * d);
     assert(a->x.stride[1] == d && a->u.dtype == DS4_DTYPE_F32);
@@ -150,8 +147,8 @@ static void write_token(void *ctx, int32_t t, int32_t thread)
         float old[DS4_MAX_HYPER * DS4_HYPER_CHUNK], next[DS4_HYPER_CHUNK];
 
         for (int32_t j = 0; j < n; j++) {
-            const float *row = ds4_cpu_load(
-                &a->x, t * a->x.stride[0] + j * a->x.stride[1] + at, width, next);
+            const float *row =
+                ds4_cpu_load(&a->x, t * a->x.stride[0] + j * a->x.stride[1] + at, width, next);
 
             memcpy(old + j * DS4_HYPER_CHUNK, row, (size_t)width * sizeof(*row));
         }

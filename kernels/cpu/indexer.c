@@ -69,8 +69,7 @@ static void score_shared(void *ctx, int32_t item, int32_t thread)
     int32_t first = item * DS4_INDEX_TILE;
 
     score_tile(job, job->tok, first, tile_width(first, job->n_row),
-               ds4_scratch_of(&job->scratch, thread),
-               (float *)(void *)job->scratch.shared + first);
+               ds4_scratch_of(&job->scratch, thread), (float *)(void *)job->scratch.shared + first);
 }
 
 static void select_token(void *ctx, int32_t t, int32_t thread)

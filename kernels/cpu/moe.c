@@ -33,13 +33,14 @@ struct job {
     const struct ds4_weight *gate, *up, *down;
     enum ds4_act_kind gate_kind, up_kind, down_kind;
     float clamp;
-    int32_t first_token; /* activation blocks are kept for first_token .. first_token + n_token - 1 */
+    int32_t
+        first_token; /* activation blocks are kept for first_token .. first_token + n_token - 1 */
     int32_t n_token;
     struct pair *pair; /* from here on in shared scratch */
     struct group *group;
     int32_t n_group;
-    int32_t *start;                    /* [n_expert + 1] while grouping */
-    float *middle;                     /* [n_pair, d_expert] */
+    int32_t *start;                     /* [n_expert + 1] while grouping */
+    float *middle;                      /* [n_pair, d_expert] */
     uint8_t *gate_act, *up_act, *m_act; /* [n_token], [n_token], [n_pair] rows of blocks */
 };
 
@@ -93,8 +94,7 @@ struct ds4_need ds4_cpu_moe_need(int32_t n_tok, const struct ds4_limits *l)
 
 static void place(struct job *job, int32_t n_tok, int32_t n_used)
 {
-    struct parts p =
-        lay_out(n_tok, n_used, job->gate->n_stack, job->gate->n_col, job->gate->n_row);
+    struct parts p = lay_out(n_tok, n_used, job->gate->n_stack, job->gate->n_col, job->gate->n_row);
     uint8_t *base = job->scratch.shared;
 
     job->pair = (struct pair *)(void *)(base + p.pair);
@@ -286,9 +286,8 @@ static int32_t group_uses(struct job *job)
         if (usable(a, i))
             job->pair[start[a->id[i]]++] = (struct pair){i / a->n_used, a->weight[i]};
     }
-    return job->n_group > 0
-               ? job->group[job->n_group - 1].first + job->group[job->n_group - 1].n
-               : 0;
+    return job->n_group > 0 ? job->group[job->n_group - 1].first + job->group[job->n_group - 1].n
+                            : 0;
 }
 
 static void choose_kinds(struct job *job)
@@ -326,8 +325,7 @@ static void run_shared(struct job *job, size_t shared_bytes)
     job->down = &a->shared_down;
     job->clamp = a->shared_clamp;
     choose_kinds(job);
-    while (chunk > 1 &&
-           lay_out(chunk, 1, 1, job->gate->n_col, job->gate->n_row).end > shared_bytes)
+    while (chunk > 1 && lay_out(chunk, 1, 1, job->gate->n_col, job->gate->n_row).end > shared_bytes)
         chunk = (chunk + 1) / 2;
     for (int32_t t = 0; t < n_tok; t += chunk) {
         int32_t n_pair = 0;

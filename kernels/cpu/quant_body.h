@@ -11,10 +11,10 @@
 #include <math.h>
 #include <string.h>
 
-#define DS4_SUPER     256 /* values of a K-quant block */
-#define DS4_GROUP     16  /* values under one scale in the unpacked form */
-#define DS4_N_GROUP   (DS4_SUPER / DS4_GROUP)
-#define DS4_SMALL     32 /* values of a Q8_0, Q4_0 or MXFP4 block */
+#define DS4_SUPER   256 /* values of a K-quant block */
+#define DS4_GROUP   16  /* values under one scale in the unpacked form */
+#define DS4_N_GROUP (DS4_SUPER / DS4_GROUP)
+#define DS4_SMALL   32 /* values of a Q8_0, Q4_0 or MXFP4 block */
 
 struct unpacked {
     float d;

@@ -234,9 +234,9 @@ uint8_t *ds4_cpu_page_row(const struct ds4_pages *pages, const struct ds4_batch_
     block = entry->block[index];
     if (block < 0 || block >= pages->n_block)
         return NULL;
-    return (uint8_t *)pages->data + ((size_t)block * (size_t)pages->rows_per_block +
-                                     (size_t)(j % pages->rows_per_block)) *
-                                        pages->row_bytes;
+    return (uint8_t *)pages->data +
+           ((size_t)block * (size_t)pages->rows_per_block + (size_t)(j % pages->rows_per_block)) *
+               pages->row_bytes;
 }
 
 /* ---- operations --------------------------------------------------------------------------------- */
@@ -246,8 +246,7 @@ static void round_item(void *ctx, int32_t t, int32_t thread)
     const struct ds4_round_args *a = ctx;
 
     (void)thread;
-    ds4_cpu_round_row(a->format, a->x.shape[1], a->d_rope,
-                      (float *)a->x.data + t * a->x.stride[0]);
+    ds4_cpu_round_row(a->format, a->x.shape[1], a->d_rope, (float *)a->x.data + t * a->x.stride[0]);
 }
 
 void ds4_cpu_round(struct ds4_device *dev, const struct ds4_round_args *a)

@@ -82,9 +82,8 @@ static void dot(const float *a, int32_t n, const float *x, int64_t x_stride, int
 }
 
 /* n_v vectors of acc stay in registers while the rows pass by. */
-static inline __attribute__((always_inline)) void axpy_columns(float *acc, int n_v, const float *x,
-                                                               int64_t x_stride, const float *coef,
-                                                               int32_t n_x)
+static inline __attribute__((always_inline)) void
+axpy_columns(float *acc, int n_v, const float *x, int64_t x_stride, const float *coef, int32_t n_x)
 {
     ds4_vf sum[8];
 
