@@ -331,6 +331,9 @@ struct ds4_backend {
     size_t (*scratch_bytes)(const struct ds4_device *dev, const struct ds4_limits *limits);
     void (*set_scratch)(struct ds4_device *dev, void *scratch, size_t bytes);
 
+    /* First call of a step: what the operations below see of its rows.  Borrowed until sync(). */
+    void (*begin)(struct ds4_device *dev, const struct ds4_batch *batch);
+
     void (*embed)(struct ds4_device *dev, const struct ds4_embed_args *a);
     void (*rmsnorm)(struct ds4_device *dev, const struct ds4_rmsnorm_args *a);
     void (*hyper_read)(struct ds4_device *dev, const struct ds4_hyper_read_args *a);

@@ -1,0 +1,296 @@
+/* The CUDA device: open, memory, copies, the step's batch, and the table of operations.
+ *
+ * Memory is taken once at start-up with plain cudaMalloc (no virtual-memory tricks, no managed memory),
+ * zeroed, and freed together at close.  Uploads of weights go through the pageable path in large pieces:
+ * the link, not the copy, is the limit at start-up. */
+#include "kernels/cuda/device.cuh"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static ds4_cuda_fatal_fn fatal_hook;
+
+void ds4_cuda_on_fatal(ds4_cuda_fatal_fn hook)
+{
+    fatal_hook = hook;
+}
+
+[[noreturn]] void ds4_cuda_fatal(const char *file, int line, const char *what, const char *why)
+{
+    if (fatal_hook != NULL)
+        fatal_hook(file, line, what, why);
+    fprintf(stderr, "%s:%d: %s: %s\n", file, line, what, why);
+    abort();
+}
+
+/* ---- open and close --------------------------------------------------------------------------- */
+
+static int fail_open(struct ds4_err *err, const struct ds4_device_config *config, const char *why)
+{
+    return ds4_fail(err, DS4_E_UNAVAILABLE, "CUDA device %d: %s", config->ordinal, why);
+}
+
+static int choose_device(const struct ds4_device_config *config, struct ds4_device *dev,
+                         struct ds4_err *err)
+{
+    cudaDeviceProp prop;
+    cudaError_t rc;
+    int n = 0;
+
+    rc = cudaGetDeviceCount(&n);
+    if (rc != cudaSuccess)
+        return fail_open(err, config, cudaGetErrorString(rc));
+    if (config->ordinal < 0 || config->ordinal >= n)
+        return ds4_fail(err, DS4_E_INVALID, "CUDA device %d does not exist, there are %d",
+                        config->ordinal, n);
+    rc = cudaSetDevice(config->ordinal);
+    if (rc == cudaSuccess)
+        rc = cudaGetDeviceProperties(&prop, config->ordinal);
+    if (rc != cudaSuccess)
+        return fail_open(err, config, cudaGetErrorString(rc));
+    dev->cc = prop.major * 10 + prop.minor;
+    if (dev->cc < 80)
+        return ds4_fail(err, DS4_E_INVALID,
+                        "%s has compute capability %d.%d, at least 8.0 is needed", prop.name,
+                        prop.major, prop.minor);
+    dev->n_sm = prop.multiProcessorCount;
+    snprintf(dev->name, sizeof(dev->name), "%s, sm_%d, %d SMs", prop.name, dev->cc, dev->n_sm);
+    return 0;
+}
+
+/* The pinned image: token, pos, entry_of, entries, blocks, and room for row lists. */
+static size_t batch_image_bytes(void)
+{
+    return sizeof(int32_t) * (4 * (size_t)DS4_DEV_MAX_TOK + DS4_DEV_MAX_BLOCKS) +
+           sizeof(struct ds4_dev_entry) * DS4_DEV_MAX_ENTRY;
+}
+
+static struct ds4_device *cuda_open(const struct ds4_device_config *config, struct ds4_err *err)
+{
+    struct ds4_device *dev = (struct ds4_device *)calloc(1, sizeof(*dev));
+
+    if (dev == NULL) {
+        (void)ds4_fail(err, DS4_E_NOMEM, "no memory for the device");
+        return NULL;
+    }
+    dev->ordinal = config->ordinal;
+    dev->products = config->products;
+    if (choose_device(config, dev, err) != 0) {
+        free(dev);
+        return NULL;
+    }
+    dev->batch_bytes = batch_image_bytes();
+    DS4_CUDA(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking));
+    DS4_CUBLAS(cublasCreate(&dev->blas));
+    DS4_CUBLAS(cublasSetStream(dev->blas, dev->stream));
+    /* Plain f32 stays f32: no TF32 anywhere. */
+    DS4_CUBLAS(cublasSetMathMode(dev->blas, CUBLAS_PEDANTIC_MATH));
+    DS4_CUDA(cudaHostAlloc((void **)&dev->host_batch, dev->batch_bytes, cudaHostAllocDefault));
+    DS4_CUDA(cudaMalloc((void **)&dev->dev_batch, dev->batch_bytes));
+    DS4_CUDA(cudaMalloc((void **)&dev->error, sizeof(*dev->error)));
+    DS4_CUDA(cudaMemset(dev->error, 0, sizeof(*dev->error)));
+    DS4_CUDA(cudaEventCreateWithFlags(&dev->batch_taken, cudaEventDisableTiming));
+    return dev;
+}
+
+static void cuda_close(struct ds4_device *dev)
+{
+    if (dev == NULL)
+        return;
+    DS4_CUDA(cudaSetDevice(dev->ordinal));
+    DS4_CUDA(cudaStreamSynchronize(dev->stream));
+    for (int32_t i = 0; i < dev->n_alloc; i++)
+        DS4_CUDA(cudaFree(dev->alloc[i]));
+    DS4_CUDA(cudaFree(dev->dev_batch));
+    DS4_CUDA(cudaFree(dev->error));
+    DS4_CUDA(cudaFreeHost(dev->host_batch));
+    DS4_CUDA(cudaEventDestroy(dev->batch_taken));
+    DS4_CUBLAS(cublasDestroy(dev->blas));
+    DS4_CUDA(cudaStreamDestroy(dev->stream));
+    free(dev);
+}
+
+static const char *cuda_describe(const struct ds4_device *dev)
+{
+    return dev->name;
+}
+
+static void cuda_memory(struct ds4_device *dev, size_t *free_bytes, size_t *total_bytes)
+{
+    (void)dev;
+    DS4_CUDA(cudaMemGetInfo(free_bytes, total_bytes));
+}
+
+/* ---- memory ------------------------------------------------------------------------------------- */
+
+static void *cuda_alloc(struct ds4_device *dev, size_t bytes, const char *what, struct ds4_err *err)
+{
+    void *data = NULL;
+    cudaError_t rc;
+
+    if (dev->n_alloc == DS4_DEV_MAX_ALLOCS) {
+        (void)ds4_fail(err, DS4_E_BUG, "%s: more than %d device allocations", what,
+                       DS4_DEV_MAX_ALLOCS);
+        return NULL;
+    }
+    rc = cudaMalloc(&data, bytes == 0 ? 1 : bytes);
+    if (rc == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError(); /* the one error that is an answer, not a fault */
+        (void)ds4_fail(err, DS4_E_NOMEM, "%s: the device has no %zu bytes left", what, bytes);
+        return NULL;
+    }
+    DS4_CUDA(rc);
+    DS4_CUDA(cudaMemsetAsync(data, 0, bytes, dev->stream));
+    dev->alloc[dev->n_alloc++] = data;
+    return data;
+}
+
+static void cuda_upload(struct ds4_device *dev, void *dst, const void *host_src, size_t bytes)
+{
+    DS4_CUDA(cudaMemcpyAsync(dst, host_src, bytes, cudaMemcpyHostToDevice, dev->stream));
+}
+
+static void cuda_download(struct ds4_device *dev, void *host_dst, const void *src, size_t bytes)
+{
+    DS4_CUDA(cudaMemcpyAsync(host_dst, src, bytes, cudaMemcpyDeviceToHost, dev->stream));
+    DS4_CUDA(cudaStreamSynchronize(dev->stream));
+}
+
+static void cuda_sync(struct ds4_device *dev)
+{
+    DS4_CUDA(cudaStreamSynchronize(dev->stream));
+}
+
+/* ---- scratch -------------------------------------------------------------------------------------- */
+
+void *ds4_dev_carve(struct ds4_device *dev, size_t bytes, size_t *used)
+{
+    size_t at = (*used + 255) / 256 * 256;
+
+    if (bytes > dev->scratch_bytes || at > dev->scratch_bytes - bytes)
+        ds4_cuda_fatal(__FILE__, __LINE__, "scratch", "smaller than the operation needs");
+    *used = at + bytes;
+    return dev->scratch + at;
+}
+
+static size_t cuda_scratch_bytes(const struct ds4_device *dev, const struct ds4_limits *limits)
+{
+    size_t (*const needs[])(const struct ds4_device *, const struct ds4_limits *) = {
+        ds4_cuda_gemm_scratch,     ds4_cuda_moe_scratch,   ds4_cuda_hyper_scratch,
+        ds4_cuda_compress_scratch, ds4_cuda_index_scratch, ds4_cuda_attention_scratch,
+    };
+    size_t most = 1 << 20;
+
+    for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++) {
+        size_t bytes = needs[i](dev, limits);
+
+        if (bytes > most)
+            most = bytes;
+    }
+    return most;
+}
+
+static void cuda_set_scratch(struct ds4_device *dev, void *scratch, size_t bytes)
+{
+    dev->scratch = (unsigned char *)scratch;
+    dev->scratch_bytes = bytes;
+}
+
+/* ---- the step's batch ------------------------------------------------------------------------------ */
+
+/* Appends n items to the pinned image; returns the device address they will have. */
+static void *put(struct ds4_device *dev, const void *host, size_t bytes, size_t *used)
+{
+    size_t at = (*used + 15) / 16 * 16;
+
+    if (bytes > dev->batch_bytes || at > dev->batch_bytes - bytes)
+        ds4_cuda_fatal(__FILE__, __LINE__, "batch", "larger than the fixed image");
+    if (bytes > 0)
+        memcpy(dev->host_batch + at, host, bytes);
+    *used = at + bytes;
+    return dev->dev_batch + at;
+}
+
+static void cuda_begin(struct ds4_device *dev, const struct ds4_batch *b)
+{
+    struct ds4_dev_entry entries[DS4_DEV_MAX_ENTRY];
+    const size_t rows = sizeof(int32_t) * (size_t)b->n_tok;
+    size_t used = 0;
+    int32_t n_block = 0;
+
+    if (b->n_tok > DS4_DEV_MAX_TOK || b->n_entry > DS4_DEV_MAX_ENTRY)
+        ds4_cuda_fatal(__FILE__, __LINE__, "batch", "more rows or entries than a step may have");
+    DS4_CUDA(cudaEventSynchronize(dev->batch_taken));
+    dev->batch.n_tok = b->n_tok;
+    dev->batch.n_entry = b->n_entry;
+    dev->batch.token = (const int32_t *)put(dev, b->token, rows, &used);
+    dev->batch.pos = (const int32_t *)put(dev, b->pos, rows, &used);
+    dev->batch.entry_of = (const int32_t *)put(dev, b->entry_of, rows, &used);
+    for (int32_t i = 0; i < b->n_entry; i++) {
+        const struct ds4_batch_entry *e = &b->entry[i];
+
+        entries[i] = ds4_dev_entry{e->slot,   e->base_pos, e->first_row, e->n_row,
+                                   e->active, e->cap_tok,  e->n_block,   n_block};
+        n_block += e->n_block;
+    }
+    dev->batch.entry = (const struct ds4_dev_entry *)put(
+        dev, entries, sizeof(entries[0]) * (size_t)b->n_entry, &used);
+    used = (used + 15) / 16 * 16;
+    dev->batch.block = (const int32_t *)(dev->dev_batch + used);
+    for (int32_t i = 0; i < b->n_entry; i++) {
+        size_t bytes = sizeof(int32_t) * (size_t)b->entry[i].n_block;
+
+        if (bytes > dev->batch_bytes - used)
+            ds4_cuda_fatal(__FILE__, __LINE__, "batch", "block tables larger than the fixed image");
+        if (bytes > 0)
+            memcpy(dev->host_batch + used, b->entry[i].block, bytes);
+        used += bytes;
+    }
+    DS4_CUDA(cudaMemcpyAsync(dev->dev_batch, dev->host_batch, used, cudaMemcpyHostToDevice,
+                             dev->stream));
+    DS4_CUDA(cudaEventRecord(dev->batch_taken, dev->stream));
+    dev->batch_used = used;
+}
+
+const int32_t *ds4_dev_put_ids(struct ds4_device *dev, const int32_t *host, int32_t n)
+{
+    size_t at = (dev->batch_used + 15) / 16 * 16;
+    const void *there = put(dev, host, sizeof(int32_t) * (size_t)n, &dev->batch_used);
+
+    DS4_CUDA(cudaMemcpyAsync(dev->dev_batch + at, dev->host_batch + at, dev->batch_used - at,
+                             cudaMemcpyHostToDevice, dev->stream));
+    DS4_CUDA(cudaEventRecord(dev->batch_taken, dev->stream));
+    return (const int32_t *)there;
+}
+
+extern "C" const struct ds4_backend ds4_backend_cuda;
+const struct ds4_backend ds4_backend_cuda = {
+    .name = "cuda",
+    .host_weights = false,
+    .open = cuda_open,
+    .close = cuda_close,
+    .describe = cuda_describe,
+    .memory = cuda_memory,
+    .alloc = cuda_alloc,
+    .upload = cuda_upload,
+    .download = cuda_download,
+    .sync = cuda_sync,
+    .scratch_bytes = cuda_scratch_bytes,
+    .set_scratch = cuda_set_scratch,
+    .begin = cuda_begin,
+    .embed = ds4_cuda_embed,
+    .rmsnorm = ds4_cuda_rmsnorm,
+    .hyper_read = ds4_cuda_hyper_read,
+    .hyper_write = ds4_cuda_hyper_write,
+    .hyper_head = ds4_cuda_hyper_head,
+    .gemm = ds4_cuda_gemm,
+    .rope = ds4_cuda_rope,
+    .round = ds4_cuda_round,
+    .ring_write = ds4_cuda_ring_write,
+    .compress = ds4_cuda_compress,
+    .index = ds4_cuda_index,
+    .attention = ds4_cuda_attention,
+    .route = ds4_cuda_route,
+    .moe = ds4_cuda_moe,
+};

@@ -1,0 +1,105 @@
+/* The CUDA device behind struct ds4_device, and what every kernel file shares.
+ *
+ * One stream per device: operations run in call order, nothing waits but sync and download.  begin()
+ * mirrors the step's batch into fixed device buffers, so that a kernel reads positions, slots and block
+ * tables from memory and a captured graph of the same shape can be replayed for another step. */
+#ifndef DS4_KERNELS_CUDA_DEVICE_CUH
+#define DS4_KERNELS_CUDA_DEVICE_CUH
+
+#include "kernels/backend.h"
+#include "kernels/cuda/check.cuh"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+/* One batch entry as kernels see it. */
+struct ds4_dev_entry {
+    int32_t slot;
+    int32_t base_pos;
+    int32_t first_row;
+    int32_t n_row;
+    int32_t active;
+    int32_t cap_tok;
+    int32_t n_block;
+    int32_t first_block; /* index into ds4_dev_batch.block */
+};
+
+/* Device pointers, passed to kernels by value. */
+struct ds4_dev_batch {
+    int32_t n_tok;
+    int32_t n_entry;
+    const int32_t *token;
+    const int32_t *pos;
+    const int32_t *entry_of;
+    const struct ds4_dev_entry *entry;
+    const int32_t *block;
+};
+
+#define DS4_DEV_MAX_TOK    8192
+#define DS4_DEV_MAX_ENTRY  256
+#define DS4_DEV_MAX_BLOCKS (1 << 20)
+#define DS4_DEV_MAX_ALLOCS 4096
+
+struct ds4_device {
+    int32_t ordinal;
+    int32_t n_sm;
+    int32_t cc; /* compute capability, 80 for 8.0 */
+    char name[320];
+    enum ds4_products products;
+    cudaStream_t stream;
+    cublasHandle_t blas;
+
+    void *alloc[DS4_DEV_MAX_ALLOCS]; /* freed by close */
+    int32_t n_alloc;
+
+    unsigned char *scratch; /* handed over by set_scratch; carved by each op from its start */
+    size_t scratch_bytes;
+
+    struct ds4_dev_batch batch; /* of the running step */
+    unsigned char *host_batch;  /* pinned image of the arrays behind it */
+    unsigned char *dev_batch;
+    size_t batch_bytes;
+    size_t batch_used;       /* of the running step */
+    cudaEvent_t batch_taken; /* the upload of the previous step has left the pinned image */
+
+    int32_t *error; /* one device word: kernels set it when a lease would be broken */
+};
+
+/* Carves n elements of T from scratch at *used, 256-byte aligned.  The sizes were promised by
+ * scratch_bytes; running over is a bug and fatal. */
+void *ds4_dev_carve(struct ds4_device *dev, size_t bytes, size_t *used);
+#define DS4_CARVE(dev, T, n, used) ((T *)ds4_dev_carve((dev), sizeof(T) * (size_t)(n), (used)))
+
+/* Small host arrays (row lists): copied through the pinned image at once, valid until the next step. */
+const int32_t *ds4_dev_put_ids(struct ds4_device *dev, const int32_t *host, int32_t n);
+
+static inline int ds4_div_up(int64_t a, int64_t b)
+{
+    return (int)((a + b - 1) / b);
+}
+
+/* One function per operation, named as in struct ds4_backend; each in the file of its name. */
+void ds4_cuda_embed(struct ds4_device *dev, const struct ds4_embed_args *a);
+void ds4_cuda_rmsnorm(struct ds4_device *dev, const struct ds4_rmsnorm_args *a);
+void ds4_cuda_hyper_read(struct ds4_device *dev, const struct ds4_hyper_read_args *a);
+void ds4_cuda_hyper_write(struct ds4_device *dev, const struct ds4_hyper_write_args *a);
+void ds4_cuda_hyper_head(struct ds4_device *dev, const struct ds4_hyper_head_args *a);
+void ds4_cuda_gemm(struct ds4_device *dev, const struct ds4_gemm_args *a);
+void ds4_cuda_rope(struct ds4_device *dev, const struct ds4_rope_args *a);
+void ds4_cuda_round(struct ds4_device *dev, const struct ds4_round_args *a);
+void ds4_cuda_ring_write(struct ds4_device *dev, const struct ds4_ring_write_args *a);
+void ds4_cuda_compress(struct ds4_device *dev, const struct ds4_compress_args *a);
+void ds4_cuda_index(struct ds4_device *dev, const struct ds4_index_args *a);
+void ds4_cuda_attention(struct ds4_device *dev, const struct ds4_attention_args *a);
+void ds4_cuda_route(struct ds4_device *dev, const struct ds4_route_args *a);
+void ds4_cuda_moe(struct ds4_device *dev, const struct ds4_moe_args *a);
+
+/* What each file needs of scratch for steps below `limits`; the largest wins. */
+size_t ds4_cuda_gemm_scratch(const struct ds4_device *dev, const struct ds4_limits *limits);
+size_t ds4_cuda_moe_scratch(const struct ds4_device *dev, const struct ds4_limits *limits);
+size_t ds4_cuda_hyper_scratch(const struct ds4_device *dev, const struct ds4_limits *limits);
+size_t ds4_cuda_compress_scratch(const struct ds4_device *dev, const struct ds4_limits *limits);
+size_t ds4_cuda_index_scratch(const struct ds4_device *dev, const struct ds4_limits *limits);
+size_t ds4_cuda_attention_scratch(const struct ds4_device *dev, const struct ds4_limits *limits);
+
+#endif
