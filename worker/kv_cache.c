@@ -242,6 +242,7 @@ int ds4_kv_open(struct ds4_kv *kv, int32_t slot, uint64_t seq, uint32_t epoch, s
     s->in_use = true;
     s->seq = seq;
     s->epoch = epoch;
+    s->n_block = 0; /* the new owner's lease brings its own table */
     return 0;
 }
 
@@ -340,14 +341,18 @@ int ds4_kv_append(struct ds4_kv *kv, const struct ds4_kv_lease *lease, int32_t b
     return 0;
 }
 
-void ds4_kv_skip(const struct ds4_kv_slot *slot, const struct ds4_kv_lease *lease, int32_t n_tok,
-                 struct ds4_batch_entry *entry)
+int ds4_kv_skip(struct ds4_kv *kv, const struct ds4_kv_lease *lease, int32_t n_tok,
+                struct ds4_batch_entry *entry, struct ds4_err *err)
 {
+    struct ds4_kv_slot *slot = ds4_kv_find(kv, lease, err);
+
+    if (slot == NULL || take_table(kv, slot, lease, err) != 0)
+        return -1;
     *entry = (struct ds4_batch_entry){.slot = lease->slot,
                                       .base_pos = slot->pos,
                                       .n_row = n_tok,
                                       .active = false,
-                                      .cap_tok = 0,
                                       .block = slot->block,
                                       .n_block = slot->n_block};
+    return 0;
 }

@@ -107,8 +107,9 @@ void ds4_kv_deinit(struct ds4_kv *kv);
 /* A new generation: every slot free.  n_slot and n_block must not exceed the shape's. */
 void ds4_kv_reset(struct ds4_kv *kv, int32_t n_slot, int32_t n_block);
 
-/* Binds a slot.  A free one starts at position 0; one in use keeps its rows and table under the new
- * sequence and epoch.  DS4_E_PROTOCOL: no such slot, or the epoch is not newer than that in use. */
+/* Binds a slot and empties its block table.  A free one starts at position 0; one in use keeps its rows
+ * under the new sequence and epoch, and the new lease must name the blocks they lie in.
+ * DS4_E_PROTOCOL: no such slot, or the epoch is not newer than that in use. */
 int ds4_kv_open(struct ds4_kv *kv, int32_t slot, uint64_t seq, uint32_t epoch,
                 struct ds4_err *err) DS4_MUST_CHECK;
 /* Frees a slot in use. */
@@ -130,8 +131,9 @@ int ds4_kv_truncate(struct ds4_kv *kv, struct ds4_kv_slot *slot, int32_t m,
 int ds4_kv_append(struct ds4_kv *kv, const struct ds4_kv_lease *lease, int32_t base_pos,
                   int32_t n_tok, struct ds4_batch_entry *entry, struct ds4_err *err) DS4_MUST_CHECK;
 
-/* An entry of the same shape that writes nothing and moves nothing. */
-void ds4_kv_skip(const struct ds4_kv_slot *slot, const struct ds4_kv_lease *lease, int32_t n_tok,
-                 struct ds4_batch_entry *entry);
+/* An entry of the same shape that writes nothing and moves nothing; the lease's table is taken all the
+ * same, because the router counts it as sent. */
+int ds4_kv_skip(struct ds4_kv *kv, const struct ds4_kv_lease *lease, int32_t n_tok,
+                struct ds4_batch_entry *entry, struct ds4_err *err) DS4_MUST_CHECK;
 
 #endif

@@ -432,7 +432,7 @@ void ds4_sampler_pick(struct ds4_sampler *s, int32_t slot, const float *logits,
     out->n_token = 0;
     out->n_logprob = 0;
     if (!all_finite(logits, s->n_vocab)) {
-        out->flags = DS4_TOKEN_NONFINITE;
+        out->flags = DS4_TOKEN_NONFINITE | DS4_TOKEN_ENDED;
         return;
     }
     if (q->param.force_close_at >= 0 && q->param.force_close_at == n_history) {

@@ -56,7 +56,7 @@ int ds4_sampler_open(struct ds4_sampler *s, const struct ds4_seq_open *open,
  * temperature, min_p, top_k, top_p, draw.  When masks leave nothing, the soft ones (min_new_tok,
  * think_close_guard) give way to `allowed`.  Ties go to the lower id.
  *
- * Fills out's flags (SAMPLED, ENDED; or NONFINITE and no token), n_token, token[0], logprobs; leaves
+ * Fills out's flags (SAMPLED, perhaps ENDED; or NONFINITE, ENDED and no token), n_token, token[0], logprobs; leaves
  * seq, epoch and pos alone. */
 void ds4_sampler_pick(struct ds4_sampler *s, int32_t slot, const float *logits,
                       const int32_t *history, int32_t n_history, struct ds4_token_entry *out);

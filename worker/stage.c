@@ -210,10 +210,9 @@ static int begin_entry(struct ds4_stage *st, const struct ds4_step *step, int32_
                                  .first_block = entry->first_block,
                                  .n_block = entry->n_block,
                                  .block = entry->block};
-    const struct ds4_kv_slot *slot = ds4_kv_find(&st->kv, &lease, err);
     int32_t given = 0;
 
-    if (slot == NULL)
+    if (ds4_kv_find(&st->kv, &lease, err) == NULL)
         return -1;
     if (entry->kind == DS4_ENTRY_VERIFY)
         return ds4_fail(err, DS4_E_PROTOCOL, "a verify entry, but there is no drafter");
@@ -228,7 +227,8 @@ static int begin_entry(struct ds4_stage *st, const struct ds4_step *step, int32_
     if (entry->from_step >= 0 && token_given(st, entry, &given, err) != 0)
         return -1;
     if (given < 0) {
-        ds4_kv_skip(slot, &lease, entry->n_tok, row);
+        if (ds4_kv_skip(&st->kv, &lease, entry->n_tok, row, err) != 0)
+            return -1;
         memset(st->token + entry->first_tok, 0, (size_t)entry->n_tok * sizeof(*st->token));
     } else if (take_tokens(st, step, entry, given, err) != 0 ||
                ds4_kv_append(&st->kv, &lease, entry->base_pos, entry->n_tok, row, err) != 0) {

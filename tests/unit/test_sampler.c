@@ -86,7 +86,7 @@ static void a_row_with_one_nan_or_infinity_gives_no_token(void **state)
             assert_int_equal(ds4_sampler_open(&f->s, &f->open, NULL), 0);
             f->logits[at] = bad[i];
             ds4_sampler_pick(&f->s, 0, f->logits, prompt, 2, &f->out);
-            assert_int_equal(f->out.flags, DS4_TOKEN_NONFINITE);
+            assert_int_equal(f->out.flags, DS4_TOKEN_NONFINITE | DS4_TOKEN_ENDED);
             assert_int_equal(f->out.n_token, 0);
             assert_int_equal(f->out.n_logprob, 0);
             f->logits[at] = kept;

@@ -1,0 +1,225 @@
+/* The forward pass against outputs of an independent implementation (Hugging Face transformers, float32,
+ * on the weights of ds4-tiny, no cache rounding).  Tolerances: relative L2 2e-5, about five times what
+ * two exact-order implementations in f32 differ by. */
+#include "tests/support/chain.h"
+#include "tests/support/golden.h"
+#include "worker/embed_head.h"
+#include "worker/stage_state.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define GOLDEN      "tests/data/model/ds4-tiny-golden.safetensors"
+#define MAX_REL_L2  2e-5
+#define MAX_NLL     2e-4 /* at any position */
+#define MEAN_NLL    2e-5
+#define SURE_MARGIN 1e-3 /* below it two f32 implementations may disagree on the best token */
+#define LONG_CHUNK  512
+
+static const struct chain_options plain = {.quant_sim = DS4_AUTO};
+
+static void check_close(const char *what, int64_t index, const float *got, const float *want,
+                        size_t n)
+{
+    double rel = golden_rel_l2(got, want, n);
+
+    if (!(rel <= MAX_REL_L2))
+        fail_msg("%s %ld: relative L2 %g, allowed %g", what, (long)index, rel, MAX_REL_L2);
+}
+
+static void hidden_states_match_at_every_layer(void **state)
+{
+    struct golden *g = golden_open(GOLDEN);
+    struct golden_tensor ids = golden_get(g, "short_ids", "I32");
+    struct golden_tensor hidden = golden_get(g, "short_hidden", "F32"); /* [8, 48, 1024] */
+    size_t per_layer = hidden.n / (size_t)hidden.shape[0];
+    struct chain_options options = plain;
+    struct ds4_seq_open open = chain_greedy(0, 1, 1, (int32_t)ids.n);
+    struct chain_part part = {.n_tok = (int32_t)ids.n, .token = ids.data};
+    struct ds4_err err = {0};
+    struct chain *c;
+
+    (void)state;
+    options.n_stage =
+        (int32_t)hidden.shape[0]; /* one layer each: what a stage receives is golden */
+    c = chain_new(&options);
+    assert_int_equal(c->row_bytes, (size_t)hidden.shape[2] * sizeof(float));
+    chain_step(c, &open, 1, &part, 1);
+    for (int32_t l = 1; l < options.n_stage; l++)
+        check_close("layer", l, c->rows[l], (const float *)hidden.data + (size_t)l * per_layer,
+                    per_layer);
+
+    chain_form(c);
+    assert_int_equal(ds4_stage_begin(c->stage[0], chain_build(c, &open, 1, &part, 1), &err), 0);
+    ds4_embed_forward(c->stage[0]);
+    check_close("layer", 0, c->stage[0]->buf.x, hidden.data, per_layer);
+    chain_free(c);
+    golden_close(g);
+}
+
+static void logits_match_at_every_position_of_a_short_prompt(void **state)
+{
+    struct golden *g = golden_open(GOLDEN);
+    struct golden_tensor ids = golden_get(g, "short_ids", "I32");
+    struct golden_tensor want = golden_get(g, "short_logits", "F32"); /* [48, 4096] */
+    struct chain *c = chain_new(&plain);
+    size_t n_vocab = (size_t)chain_n_vocab(c);
+    struct ds4_seq_open open = chain_greedy(0, 1, 1, (int32_t)ids.n);
+    struct chain_part part = {.n_tok = (int32_t)ids.n, .token = ids.data};
+    float *logits = calloc(want.n, sizeof(*logits));
+
+    (void)state;
+    assert_non_null(logits);
+    assert_int_equal(want.n, ids.n * n_vocab);
+    chain_step(c, &open, 1, &part, 1);
+    chain_logits(c, (int32_t)ids.n, logits);
+    for (size_t t = 0; t < ids.n; t++)
+        check_close("position", (int64_t)t, logits + t * n_vocab,
+                    (const float *)want.data + t * n_vocab, n_vocab);
+    free(logits);
+    chain_free(c);
+    golden_close(g);
+}
+
+static double nll_of(const float *logits, size_t n_vocab, int32_t token)
+{
+    double max = (double)logits[0];
+    double sum = 0;
+
+    for (size_t i = 1; i < n_vocab; i++)
+        if ((double)logits[i] > max)
+            max = (double)logits[i];
+    for (size_t i = 0; i < n_vocab; i++)
+        sum += exp((double)logits[i] - max);
+    return max + log(sum) - (double)logits[token];
+}
+
+static int32_t argmax_of(const float *logits, size_t n_vocab)
+{
+    size_t best = 0;
+
+    for (size_t i = 1; i < n_vocab; i++)
+        if (logits[i] > logits[best])
+            best = i;
+    return (int32_t)best;
+}
+
+/* The 2600-token pass: logits of every position, kept for the tests below. */
+struct long_pass {
+    struct golden *g;
+    const int32_t *ids;
+    int32_t n;
+    size_t n_vocab;
+    float *logits; /* [n, n_vocab] */
+};
+
+static int run_long_pass(void **state)
+{
+    static struct long_pass pass;
+    struct chain *c = chain_new(&plain);
+    struct ds4_seq_open open;
+    struct golden_tensor ids;
+
+    pass.g = golden_open(GOLDEN);
+    ids = golden_get(pass.g, "long_ids", "I32");
+    pass.ids = ids.data;
+    pass.n = (int32_t)ids.n;
+    pass.n_vocab = (size_t)chain_n_vocab(c);
+    pass.logits = calloc(ids.n * pass.n_vocab, sizeof(*pass.logits));
+    assert_non_null(pass.logits);
+    open = chain_greedy(0, 1, 1, pass.n);
+    for (int32_t base = 0; base < pass.n; base += LONG_CHUNK) {
+        struct chain_part part = {.base_pos = base, .token = pass.ids + base};
+
+        part.n_tok = pass.n - base < LONG_CHUNK ? pass.n - base : LONG_CHUNK;
+        chain_step(c, &open, base == 0 ? 1 : 0, &part, 1);
+        chain_logits(c, part.n_tok, pass.logits + (size_t)base * pass.n_vocab);
+    }
+    chain_free(c);
+    *state = &pass;
+    return 0;
+}
+
+static int free_long_pass(void **state)
+{
+    struct long_pass *pass = *state;
+
+    free(pass->logits);
+    golden_close(pass->g);
+    return 0;
+}
+
+static void logits_match_at_the_end_of_every_long_prefix(void **state)
+{
+    static const int32_t length[] = {1,   3,   4,   5,   127, 128,  129,
+                                     130, 256, 511, 513, 900, 1500, 2600};
+    struct long_pass *pass = *state;
+
+    for (size_t i = 0; i < sizeof(length) / sizeof(length[0]); i++) {
+        char name[32];
+        struct golden_tensor want;
+
+        snprintf(name, sizeof(name), "long%d_last", length[i]);
+        want = golden_get(pass->g, name, "F32");
+        check_close("prefix", length[i], pass->logits + (size_t)(length[i] - 1) * pass->n_vocab,
+                    want.data, want.n);
+    }
+}
+
+static void nll_matches_at_every_long_position(void **state)
+{
+    struct long_pass *pass = *state;
+    struct golden_tensor want = golden_get(pass->g, "long_nll", "F32");
+    double sum = 0;
+
+    for (size_t t = 0; t < want.n; t++) {
+        double nll = nll_of(pass->logits + t * pass->n_vocab, pass->n_vocab, pass->ids[t + 1]);
+        double diff = fabs(nll - (double)((const float *)want.data)[t]);
+
+        if (!(diff <= MAX_NLL))
+            fail_msg("position %zu: nll %g, off by %g", t, nll, diff);
+        sum += diff;
+    }
+    print_message("mean nll difference %.2e\n", sum / (double)want.n);
+    assert_true(sum / (double)want.n <= MEAN_NLL);
+}
+
+static void the_best_token_matches_wherever_the_margin_is_clear(void **state)
+{
+    struct long_pass *pass = *state;
+    struct golden_tensor best = golden_get(pass->g, "long_argmax", "I32");
+    struct golden_tensor margin = golden_get(pass->g, "long_margin", "F32");
+    size_t n_clear = 0;
+
+    for (size_t t = 0; t < best.n; t++) {
+        if (!((double)((const float *)margin.data)[t] > SURE_MARGIN))
+            continue;
+        n_clear++;
+        if (argmax_of(pass->logits + t * pass->n_vocab, pass->n_vocab) !=
+            ((const int32_t *)best.data)[t])
+            fail_msg("position %zu: another best token", t);
+    }
+    assert_true(n_clear > best.n * 9 / 10);
+}
+
+int main(void)
+{
+    const struct CMUnitTest short_tests[] = {
+        cmocka_unit_test(hidden_states_match_at_every_layer),
+        cmocka_unit_test(logits_match_at_every_position_of_a_short_prompt),
+    };
+    const struct CMUnitTest long_tests[] = {
+        cmocka_unit_test(logits_match_at_the_end_of_every_long_prefix),
+        cmocka_unit_test(nll_matches_at_every_long_position),
+        cmocka_unit_test(the_best_token_matches_wherever_the_margin_is_clear),
+    };
+    int failed = cmocka_run_group_tests(short_tests, NULL, NULL);
+
+    return failed + cmocka_run_group_tests(long_tests, run_long_pass, free_long_pass);
+}
