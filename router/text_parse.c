@@ -381,3 +381,86 @@ done:
     ds4_arena_deinit(&c.arena);
     return rc;
 }
+
+/* ---- tripwire ------------------------------------------------------------------------------- */
+
+static void write_soup(struct ds4_jw *w, struct ds4_str window)
+{
+    size_t n_signatures, n_optional;
+    const struct ds4_str *signatures = ds4_soup_signatures(&n_signatures, &n_optional);
+    uint32_t found = ds4_soup_find(window, n_signatures - n_optional);
+
+    ds4_jw_key(w, "soup");
+    ds4_jw_array(w);
+    for (size_t i = 0; i < n_signatures; i++)
+        if ((found >> i & 1) != 0)
+            ds4_jw_str(w, signatures[i]);
+    ds4_jw_end(w);
+}
+
+static void write_fuzzy(struct ds4_jw *w, const char *key, const struct ds4_fuzzy_hit *hit)
+{
+    ds4_jw_key(w, key);
+    if (!hit->hit) {
+        ds4_jw_null(w);
+        return;
+    }
+    ds4_jw_object(w);
+    ds4_jw_key(w, "prefix");
+    ds4_jw_text(w, hit->prefix);
+    ds4_jw_key(w, "top_count");
+    ds4_jw_int(w, (int64_t)hit->top_count);
+    ds4_jw_key(w, "lines");
+    ds4_jw_int(w, (int64_t)hit->n_lines);
+    ds4_jw_end(w);
+}
+
+static void write_lines(struct ds4_jw *w, struct ds4_str window, ds4_count_tokens_fn count_tokens,
+                        void *ctx)
+{
+    struct ds4_str exact = ds4_exact_find(window, count_tokens, ctx);
+    struct ds4_fuzzy_hit fuzzy_15 = {0}, fuzzy_6 = {0};
+    struct ds4_loop_knobs knobs;
+
+    ds4_loop_knobs_default(&knobs);
+    if (exact.len == 0) {
+        fuzzy_15 = ds4_fuzzy_find(window, &knobs);
+        knobs.fuzzy_min_hits = 6;
+        fuzzy_6 = ds4_fuzzy_find(window, &knobs);
+    }
+    ds4_jw_key(w, "exact_line");
+    if (exact.len > 0)
+        ds4_jw_str(w, exact);
+    else
+        ds4_jw_null(w);
+    write_fuzzy(w, "fuzzy_15", &fuzzy_15);
+    write_fuzzy(w, "fuzzy_6", &fuzzy_6);
+}
+
+int ds4_text_tripwire_case(struct ds4_str line, ds4_count_tokens_fn count_tokens, void *ctx,
+                           struct ds4_buf *out, struct ds4_err *err)
+{
+    const struct ds4_jt_node *root, *window;
+    struct ds4_arena arena;
+    struct ds4_jw w;
+    int rc = -1;
+
+    ds4_arena_init(&arena, MAX_CASE_BYTES);
+    root = ds4_jt_parse(line, DS4_JT_MAX_DEPTH, &arena, err);
+    if (root == NULL)
+        goto done;
+    window = ds4_jt_find(root, "window");
+    if (window == NULL || window->type != DS4_JT_STRING) {
+        rc = ds4_fail(err, DS4_E_INVALID, "window must be a string");
+        goto done;
+    }
+    ds4_jw_init(&w, out);
+    ds4_jw_object(&w);
+    write_soup(&w, window->str);
+    write_lines(&w, window->str, count_tokens, ctx);
+    ds4_jw_end(&w);
+    rc = ds4_buf_check(out, "answer", err);
+done:
+    ds4_arena_deinit(&arena);
+    return rc;
+}

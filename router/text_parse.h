@@ -8,6 +8,7 @@
 #include "common/buf.h"
 #include "common/err.h"
 #include "common/str.h"
+#include "router/parse/loop_guard.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -25,5 +26,10 @@ int ds4_text_parse_case(struct ds4_str line, const struct ds4_text_parse_options
 /* {mode, engine_finish, tools, steps: [{chunk}]} -> {states: [{reasoning, content, calls}], final} */
 int ds4_text_stream_case(struct ds4_str line, const struct ds4_text_parse_options *options,
                          struct ds4_buf *out, struct ds4_err *err) DS4_MUST_CHECK;
+
+/* {window} -> {soup, exact_line, fuzzy_15, fuzzy_6}: the fuzzy detector with 15 and with 6 hits, null
+ * where the exact one has hit already. */
+int ds4_text_tripwire_case(struct ds4_str line, ds4_count_tokens_fn count_tokens, void *ctx,
+                           struct ds4_buf *out, struct ds4_err *err) DS4_MUST_CHECK;
 
 #endif
