@@ -120,7 +120,7 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(BUILD)/lib/libsupport.a $(ARCHIVES)
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LDFLAGS_$(*)) \
 		$(LIBS_all) -lcmocka
-$(BUILD)/fuzz/%: $(BUILD)/obj/tests/fuzz/%.o $(ARCHIVES)
+$(BUILD)/fuzz/%: $(BUILD)/obj/tests/fuzz/%.o $(BUILD)/lib/libsupport.a $(ARCHIVES)
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS_ALL) $(if $(filter fuzz,$(CONFIG)),-fsanitize=fuzzer) -o $@ $< \
 		-Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_all)

@@ -38,7 +38,7 @@ static double parse_seconds(struct ds4_str text, size_t piece)
         .tools = &tool, .n_tools = 1, .random = fill_random, .random_ctx = &seed};
     struct ds4_stream *s = ds4_stream_new(&config, NULL);
     struct ds4_events events;
-    uint64_t begin;
+    int64_t begin;
     int rc = 0;
 
     ds4_events_init(&events, EVENT_BYTES);

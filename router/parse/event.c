@@ -21,14 +21,24 @@ void ds4_events_clear(struct ds4_events *events)
     ds4_buf_clear(&events->text);
 }
 
-static void push(struct ds4_events *events, const struct ds4_event *event, struct ds4_str text)
+/* A new event at the end of the list whose text is `text`; NULL when memory is out. */
+static struct ds4_event *push(struct ds4_events *events, enum ds4_event_kind kind, uint32_t call,
+                              struct ds4_str text)
 {
-    struct ds4_event copy = *event;
+    struct ds4_event *event;
+    size_t at = events->text.len;
 
-    copy.text_at = events->text.len;
-    copy.text_len = text.len;
-    if (ds4_buf_append_str(&events->text, text) != 0 || DS4_VEC_PUSH(&events->list, copy) != 0)
+    if (DS4_VEC_RESERVE(&events->list, events->list.len + 1) != 0 ||
+        ds4_buf_append_str(&events->text, text) != 0) {
         events->failed = true;
+        return NULL;
+    }
+    event = &events->list.ptr[events->list.len++];
+    event->kind = kind;
+    event->call = call;
+    event->text_at = at;
+    event->text_len = text.len;
+    return event;
 }
 
 void ds4_events_push_text(struct ds4_events *events, enum ds4_event_kind kind, uint32_t call,
@@ -40,37 +50,37 @@ void ds4_events_push_text(struct ds4_events *events, enum ds4_event_kind kind, u
         return;
     if (events->list.len > 0)
         last = &events->list.ptr[events->list.len - 1];
-    if (last != NULL && last->kind == kind && last->call == call) {
-        if (ds4_buf_append_str(&events->text, text) != 0)
-            events->failed = true;
-        else
-            last->text_len += text.len;
-        return;
-    }
-    push(events, &(struct ds4_event){.kind = kind, .call = call}, text);
+    if (last == NULL || last->kind != kind || last->call != call)
+        (void)push(events, kind, call, text);
+    else if (ds4_buf_append_str(&events->text, text) != 0)
+        events->failed = true;
+    else
+        last->text_len += text.len;
 }
 
 void ds4_events_push_begin(struct ds4_events *events, uint32_t call, const char *id,
                            struct ds4_str name)
 {
-    struct ds4_event event = {.kind = DS4_EVENT_CALL_BEGIN, .call = call};
+    struct ds4_event *event = push(events, DS4_EVENT_CALL_BEGIN, call, name);
 
-    memcpy(event.id, id, sizeof(event.id));
-    push(events, &event, name);
+    if (event != NULL)
+        memcpy(event->id, id, sizeof(event->id));
 }
 
 void ds4_events_push_end(struct ds4_events *events, uint32_t call, bool incomplete)
 {
-    struct ds4_event event = {.kind = DS4_EVENT_CALL_END, .call = call, .incomplete = incomplete};
+    struct ds4_event *event = push(events, DS4_EVENT_CALL_END, call, DS4_STR(""));
 
-    push(events, &event, (struct ds4_str){"", 0});
+    if (event != NULL)
+        event->incomplete = incomplete;
 }
 
 void ds4_events_push_finish(struct ds4_events *events, const struct ds4_finish *finish)
 {
-    struct ds4_event event = {.kind = DS4_EVENT_FINISH, .finish = *finish};
+    struct ds4_event *event = push(events, DS4_EVENT_FINISH, 0, DS4_STR(""));
 
-    push(events, &event, (struct ds4_str){"", 0});
+    if (event != NULL)
+        event->finish = *finish;
 }
 
 const char *ds4_finish_name(enum ds4_finish_reason reason)

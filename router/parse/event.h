@@ -45,9 +45,11 @@ struct ds4_event {
     uint32_t call; /* 0, 1, .. in order of appearance */
     size_t text_at;
     size_t text_len;
-    char id[DS4_CALL_ID_CHARS + 1];
-    bool incomplete;
-    struct ds4_finish finish;
+    union {
+        char id[DS4_CALL_ID_CHARS + 1]; /* DS4_EVENT_CALL_BEGIN */
+        bool incomplete;                /* DS4_EVENT_CALL_END */
+        struct ds4_finish finish;       /* DS4_EVENT_FINISH */
+    };
 };
 
 /* Owns the events and their texts. */

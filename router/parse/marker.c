@@ -261,12 +261,23 @@ static enum ds4_marker_status match_xml(struct ds4_str text, bool closing, struc
     return got;
 }
 
+/* Cheap refusal of most '<' in prose and code: no marker goes on with this byte. */
+static bool hopeless(struct ds4_str text)
+{
+    size_t at = text.len > 1 && text.ptr[1] == '/' ? 2 : 1;
+
+    /* think, tool_calls, invoke, parameter, calls, function_calls, DSML, the bars */
+    return at < text.len && memchr("tipcfD|\xef\xe2", text.ptr[at], 9) == NULL;
+}
+
 enum ds4_marker_status ds4_marker_scan(struct ds4_str text, const struct ds4_marker_rules *rules,
                                        struct ds4_marker *out)
 {
     enum ds4_marker_status best, got;
     bool closing;
 
+    if (hopeless(text))
+        return DS4_MARKER_NONE;
     best = match_literal(text, out);
     if (best == DS4_MARKER_FULL || !rules->dsml)
         return best;

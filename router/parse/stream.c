@@ -223,7 +223,8 @@ static enum ds4_step step_text(struct ds4_stream *s)
     case DS4_MARKER_PARTIAL:
         return DS4_STEP_WAIT;
     case DS4_MARKER_NONE:
-        pass(s, 1);
+        lt = memchr(lt + 1, '<', n - 1);
+        pass(s, lt == NULL ? n : (size_t)(lt - ds4_state_at(s, s->pos)));
         return DS4_STEP_AGAIN;
     case DS4_MARKER_FULL:
         text_tag(s, &m);
@@ -348,6 +349,13 @@ int ds4_stream_feed(struct ds4_stream *s, struct ds4_str text, struct ds4_events
     if (s->state == DS4_STATE_ENDED || text.len == 0)
         return 0;
     s->out = out;
+    if (s->state == DS4_STATE_TEXT && s->in.len == 0 && memchr(text.ptr, '<', text.len) == NULL) {
+        s->base += text.len; /* plain text goes out at once, without a copy */
+        ds4_state_consume(s, s->base);
+        ds4_channel_text(s, text);
+        s->out = NULL;
+        return check(s, out, err);
+    }
     if (ds4_buf_append_str(&s->in, text) != 0)
         s->failed = true;
     run(s);
