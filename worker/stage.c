@@ -338,6 +338,7 @@ int ds4_stage_forward(struct ds4_stage *st, const struct ds4_step *step, void *r
                         step->step_no);
     st->begun = false;
     if (st->batch.n_tok > 0) {
+        st->backend->begin(st->dev, &st->batch);
         if (st->first)
             ds4_embed_forward(st);
         else

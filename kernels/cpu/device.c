@@ -250,6 +250,13 @@ const float *ds4_cpu_weight_rows(const struct ds4_simd *simd, const struct ds4_w
     return buf;
 }
 
+/* Host memory is device memory here: the batch needs no mirror. */
+static void cpu_begin(struct ds4_device *dev, const struct ds4_batch *batch)
+{
+    (void)dev;
+    (void)batch;
+}
+
 extern const struct ds4_backend ds4_backend_cpu;
 const struct ds4_backend ds4_backend_cpu = {
     .name = "cpu",
@@ -264,6 +271,7 @@ const struct ds4_backend ds4_backend_cpu = {
     .sync = cpu_sync,
     .scratch_bytes = cpu_scratch_bytes,
     .set_scratch = cpu_set_scratch,
+    .begin = cpu_begin,
     .embed = ds4_cpu_embed,
     .rmsnorm = ds4_cpu_rmsnorm,
     .hyper_read = ds4_cpu_hyper_read,
