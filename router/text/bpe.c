@@ -294,44 +294,61 @@ static int encode_plain(struct ds4_bpe *bpe, struct ds4_str text, struct ds4_ids
     return 0;
 }
 
-/* Start of the next added token at or behind `from`, text.len if none; sets *id and *n_bytes. */
-static size_t find_added(const struct ds4_vocab *vocab, struct ds4_str text, size_t from,
+/* Start of the next added token inside [from, to), `to` if none; sets *id and *n_bytes. */
+static size_t find_added(const struct ds4_vocab *vocab, struct ds4_str text, size_t from, size_t to,
                          int32_t *id, size_t *n_bytes)
 {
     const uint8_t *p = (const uint8_t *)text.ptr;
 
-    for (size_t i = from; i < text.len; i++) {
+    for (size_t i = from; i < to; i++) {
         unsigned pair;
 
         if (!vocab->added_first[p[i]])
             continue;
-        pair = (unsigned)p[i] << 8 | (i + 1 < text.len ? p[i + 1] : 0);
-        if (i + 1 < text.len && !(vocab->added_first2[pair / 8] >> pair % 8 & 1))
+        pair = (unsigned)p[i] << 8 | (i + 1 < to ? p[i + 1] : 0);
+        if (i + 1 < to && !(vocab->added_first2[pair / 8] >> pair % 8 & 1))
             continue;
-        *n_bytes = ds4_vocab_match_added(vocab, text.ptr + i, text.len - i, id);
+        *n_bytes = ds4_vocab_match_added(vocab, text.ptr + i, to - i, id);
         if (*n_bytes > 0)
             return i;
     }
-    return text.len;
+    return to;
+}
+
+int ds4_bpe_encode_spans(struct ds4_bpe *bpe, struct ds4_str text, const struct ds4_bpe_span *spans,
+                         size_t n_span, struct ds4_ids *ids, struct ds4_err *err)
+{
+    size_t done = 0; /* bytes encoded */
+
+    if (text.len >= MAX_TEXT_BYTES)
+        return ds4_fail(err, DS4_E_TOO_LONG, "a text of %zu bytes cannot be tokenised", text.len);
+    for (size_t s = 0; s < n_span; s++) {
+        size_t from = spans[s].start;
+
+        assert(from >= done && spans[s].end <= text.len);
+        while (from < spans[s].end) {
+            size_t n_bytes = 0;
+            int32_t id = -1;
+            size_t hit = find_added(bpe->vocab, text, from, spans[s].end, &id, &n_bytes);
+
+            if (n_bytes == 0)
+                break;
+            if (encode_plain(bpe, (struct ds4_str){text.ptr + done, hit - done}, ids) != 0 ||
+                DS4_VEC_PUSH(ids, id) != 0)
+                goto no_memory;
+            done = from = hit + n_bytes;
+        }
+    }
+    if (encode_plain(bpe, ds4_str_skip(text, done), ids) == 0)
+        return 0;
+no_memory:
+    return ds4_fail(err, DS4_E_NOMEM, "no memory for the ids of %zu bytes", text.len);
 }
 
 int ds4_bpe_encode(struct ds4_bpe *bpe, struct ds4_str text, enum ds4_bpe_specials specials,
                    struct ds4_ids *ids, struct ds4_err *err)
 {
-    size_t pos = 0;
+    struct ds4_bpe_span whole = {0, text.len};
 
-    if (text.len >= MAX_TEXT_BYTES)
-        return ds4_fail(err, DS4_E_TOO_LONG, "a text of %zu bytes cannot be tokenised", text.len);
-    while (pos < text.len) {
-        size_t n_bytes = 0;
-        int32_t id = -1;
-        size_t hit = specials == DS4_BPE_SPECIAL ? find_added(bpe->vocab, text, pos, &id, &n_bytes)
-                                                 : text.len;
-
-        if (encode_plain(bpe, (struct ds4_str){text.ptr + pos, hit - pos}, ids) != 0 ||
-            (n_bytes > 0 && DS4_VEC_PUSH(ids, id) != 0))
-            return ds4_fail(err, DS4_E_NOMEM, "no memory for the ids of %zu bytes", text.len);
-        pos = hit + n_bytes;
-    }
-    return 0;
+    return ds4_bpe_encode_spans(bpe, text, &whole, specials == DS4_BPE_SPECIAL, ids, err);
 }

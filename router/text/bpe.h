@@ -26,6 +26,16 @@ void ds4_bpe_free(struct ds4_bpe *bpe);
 int ds4_bpe_encode(struct ds4_bpe *bpe, struct ds4_str text, enum ds4_bpe_specials specials,
                    struct ds4_ids *ids, struct ds4_err *err) DS4_MUST_CHECK;
 
+/* The bytes [start, end) of a text. */
+struct ds4_bpe_span {
+    size_t start, end;
+};
+
+/* The same, with added tokens recognised only where they lie wholly inside one of the spans (rising,
+ * disjoint).  The text between them is merged across span borders, as one text. */
+int ds4_bpe_encode_spans(struct ds4_bpe *bpe, struct ds4_str text, const struct ds4_bpe_span *spans,
+                         size_t n_span, struct ds4_ids *ids, struct ds4_err *err) DS4_MUST_CHECK;
+
 /* The vocabulary this encoder was made for. */
 const struct ds4_vocab *ds4_bpe_vocab(const struct ds4_bpe *bpe);
 

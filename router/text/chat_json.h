@@ -1,0 +1,22 @@
+/* Reads the OpenAI chat form of a request (messages, tools, effort fields) into a conversation.
+ *
+ * Only what reaches the prompt is read here; sampling, streaming and the rest belong to the dialect. */
+#ifndef DS4_ROUTER_TEXT_CHAT_JSON_H
+#define DS4_ROUTER_TEXT_CHAT_JSON_H
+
+#include "common/arena.h"
+#include "common/err.h"
+#include "common/json_text.h"
+#include "router/text/normalise.h"
+
+#define DS4_MAX_TOOLS 512
+
+/* `root` is the request object.  Fills *out (whatever it held) for `release`; everything borrows from
+ * root and the arena.  Errors: DS4_E_INVALID with *param naming the place, or DS4_E_TOO_LONG when the
+ * arena is full (param->path is then empty).  The caller resolves the effort from out->wish and calls
+ * ds4_normalise. */
+int ds4_chat_json_read(const struct ds4_jt_node *root, enum ds4_release release,
+                       struct ds4_arena *arena, struct ds4_conversation *out,
+                       struct ds4_param *param, struct ds4_err *err) DS4_MUST_CHECK;
+
+#endif
