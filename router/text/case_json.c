@@ -109,7 +109,7 @@ static int read_result_list(const struct reader *r, const struct ds4_jt_node *li
         if (type == NULL || type->type != DS4_JT_STRING ||
             !ds4_str_equal(type->str, DS4_STR("text"))) {
             ds4_buf_append_text(&text, DS4_LIT_UNSUPPORTED_OPEN);
-            ds4_buf_append_str(&text, is_null(type)                    ? DS4_STR("None")
+            ds4_buf_append_str(&text, is_null(type)                 ? DS4_STR("None")
                                       : type->type == DS4_JT_STRING ? type->str
                                                                     : type->raw);
             ds4_buf_append_byte(&text, ']');

@@ -172,6 +172,25 @@ static enum ds4_effort_level level_of(struct ds4_str word)
     return DS4_EFFORT_UNSET;
 }
 
+int ds4_effort_parse_setting(struct ds4_str word, enum ds4_effort_setting *out)
+{
+    static const enum ds4_effort_setting settings[] = {
+        [DS4_EFFORT_UNSET] = DS4_THINK_OFF,
+        [DS4_EFFORT_LOW] = DS4_THINK_LOW,
+        [DS4_EFFORT_HIGH] = DS4_THINK_HIGH,
+        [DS4_EFFORT_MAX] = DS4_THINK_MAX,
+    };
+    bool off = ds4_str_equal(word, DS4_STR("off"));
+    bool known = off;
+
+    for (size_t w = 0; w < N_WORD; w++)
+        known = known || ds4_str_equal(word, words[w].word);
+    if (!known)
+        return -1;
+    *out = settings[level_of(word)];
+    return 0;
+}
+
 static struct ds4_str word_of(enum ds4_effort_level level)
 {
     switch (level) {
@@ -238,8 +257,8 @@ struct ds4_effort ds4_effort_resolve(const struct ds4_effort_wish *wish,
     }
     if (wish->has_level || wish->has_budget) {
         effort.from_request = true;
-        effort.level = wish->has_level ? level_of(wish->level.word)
-                                       : budget_level(wish->budget_tok);
+        effort.level =
+            wish->has_level ? level_of(wish->level.word) : budget_level(wish->budget_tok);
     } else {
         effort.level = default_level(policy);
     }

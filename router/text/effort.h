@@ -65,15 +65,19 @@ struct ds4_effort {
 int ds4_effort_add_value(struct ds4_effort_wish *wish, enum ds4_effort_priority priority,
                          const struct ds4_jt_node *value, enum ds4_release release,
                          struct ds4_err *err) DS4_MUST_CHECK;
-void ds4_effort_add_switch(struct ds4_effort_wish *wish, enum ds4_effort_priority priority, bool on);
+void ds4_effort_add_switch(struct ds4_effort_wish *wish, enum ds4_effort_priority priority,
+                           bool on);
 /* A boolean, or with `object_too` {type: enabled | disabled | adaptive | auto, budget_tokens?}. */
 int ds4_effort_add_thinking(struct ds4_effort_wish *wish, enum ds4_effort_priority priority,
-                            const struct ds4_jt_node *value, bool object_too, struct ds4_err *err)
-    DS4_MUST_CHECK;
+                            const struct ds4_jt_node *value, bool object_too,
+                            struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_effort_add_budget(struct ds4_effort_wish *wish, const struct ds4_jt_node *value,
                           struct ds4_err *err) DS4_MUST_CHECK;
 /* Suffixes of a model name: -chat, :nothink, -reasoner, :think, :max. */
 void ds4_effort_add_model(struct ds4_effort_wish *wish, struct ds4_str model);
+
+/* A server's default by name: off, or a word of the list.  0, or -1 for any other text. */
+int ds4_effort_parse_setting(struct ds4_str word, enum ds4_effort_setting *out) DS4_MUST_CHECK;
 
 /* Applies the rules; cannot fail. */
 struct ds4_effort ds4_effort_resolve(const struct ds4_effort_wish *wish,

@@ -22,9 +22,9 @@ static const struct spelling spellings[] = {
     {DS4_STR("<｜DSML｜tool_calls>"), DS4_STR("</｜DSML｜tool_calls>"),
      DS4_STR("<｜DSML｜invoke name=\""), DS4_STR("</｜DSML｜invoke>"),
      DS4_STR("<｜DSML｜parameter name=\""), DS4_STR("</｜DSML｜parameter>")},
-    {DS4_STR("<｜DSML｜ calls>"), DS4_STR("</｜DSML｜ calls>"),
-     DS4_STR("<｜DSML｜ invoke name=\""), DS4_STR("</｜DSML｜ invoke>"),
-     DS4_STR("<｜DSML｜ parameter name=\""), DS4_STR("</｜DSML｜ parameter>")},
+    {DS4_STR("<｜DSML｜ calls>"), DS4_STR("</｜DSML｜ calls>"), DS4_STR("<｜DSML｜ invoke name=\""),
+     DS4_STR("</｜DSML｜ invoke>"), DS4_STR("<｜DSML｜ parameter name=\""),
+     DS4_STR("</｜DSML｜ parameter>")},
 };
 
 #define N_SPELLING (sizeof(spellings) / sizeof(spellings[0]))
@@ -143,9 +143,8 @@ static bool take_until(struct reader *r, struct ds4_str end, struct ds4_str *out
 /* A name between quotes: not empty and without markup. */
 static bool take_name(struct reader *r, struct ds4_str end, struct ds4_str *name)
 {
-    return take_until(r, end, name) && name->len > 0 &&
-           memchr(name->ptr, '<', name->len) == NULL && memchr(name->ptr, '>', name->len) == NULL &&
-           memchr(name->ptr, '"', name->len) == NULL;
+    return take_until(r, end, name) && name->len > 0 && memchr(name->ptr, '<', name->len) == NULL &&
+           memchr(name->ptr, '>', name->len) == NULL && memchr(name->ptr, '"', name->len) == NULL;
 }
 
 static bool read_param(struct reader *r, struct ds4_buf *json)
@@ -176,10 +175,9 @@ static bool store_call(struct reader *r, struct ds4_str name, struct ds4_buf *js
 {
     struct ds4_call *call = &r->calls[r->n_call];
     struct ds4_str text = ds4_arena_copy(r->arena, ds4_buf_view(json));
-    const struct ds4_jt_node *node =
-        text.ptr == NULL || json->failed
-            ? NULL
-            : ds4_jt_parse(text, DS4_JT_MAX_DEPTH, r->arena, r->err);
+    const struct ds4_jt_node *node = text.ptr == NULL || json->failed
+                                         ? NULL
+                                         : ds4_jt_parse(text, DS4_JT_MAX_DEPTH, r->arena, r->err);
 
     if (node == NULL) {
         r->no_memory = true;

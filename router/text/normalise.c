@@ -14,9 +14,12 @@ enum ds4_role ds4_normalise_role(struct ds4_str role)
         struct ds4_str name;
         enum ds4_role role;
     } roles[] = {
-        {DS4_STR("system"), DS4_ROLE_SYSTEM},       {DS4_STR("developer"), DS4_ROLE_SYSTEM},
-        {DS4_STR("user"), DS4_ROLE_USER},           {DS4_STR("assistant"), DS4_ROLE_ASSISTANT},
-        {DS4_STR("tool"), DS4_ROLE_TOOL},           {DS4_STR("function"), DS4_ROLE_TOOL},
+        {DS4_STR("system"), DS4_ROLE_SYSTEM},
+        {DS4_STR("developer"), DS4_ROLE_SYSTEM},
+        {DS4_STR("user"), DS4_ROLE_USER},
+        {DS4_STR("assistant"), DS4_ROLE_ASSISTANT},
+        {DS4_STR("tool"), DS4_ROLE_TOOL},
+        {DS4_STR("function"), DS4_ROLE_TOOL},
         {DS4_STR("latest_reminder"), DS4_ROLE_LATEST_REMINDER},
     };
 
@@ -26,8 +29,7 @@ enum ds4_role ds4_normalise_role(struct ds4_str role)
     return DS4_ROLE_UNKNOWN;
 }
 
-void ds4_normalise_append_part(struct ds4_buf *out, size_t i, struct ds4_str text,
-                               bool unsupported)
+void ds4_normalise_append_part(struct ds4_buf *out, size_t i, struct ds4_str text, bool unsupported)
 {
     if (i > 0)
         ds4_buf_append_text(out, DS4_LIT_BLOCK_JOIN);
@@ -53,8 +55,8 @@ static int parse(struct ds4_str text, struct ds4_arena *arena, const struct ds4_
 }
 
 /* The object that a text holds, at most one level of string encoding deep; NULL if it holds none. */
-static int find_object(struct ds4_str text, struct ds4_arena *arena,
-                       const struct ds4_jt_node **out, struct ds4_err *err)
+static int find_object(struct ds4_str text, struct ds4_arena *arena, const struct ds4_jt_node **out,
+                       struct ds4_err *err)
 {
     if (parse(text, arena, out, err))
         return -1;

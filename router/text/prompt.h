@@ -44,7 +44,7 @@ static inline struct ds4_str ds4_prompt_view(const struct ds4_prompt *prompt)
 /* Appends the ids.  PLAIN: content is never read as added tokens.  REFERENCE: the whole text is, as the
  * reference encoder's users do it. */
 int ds4_prompt_encode(const struct ds4_prompt *prompt, struct ds4_bpe *bpe,
-                      enum ds4_content_specials specials, struct ds4_ids *ids, struct ds4_err *err)
-    DS4_MUST_CHECK;
+                      enum ds4_content_specials specials, struct ds4_ids *ids,
+                      struct ds4_err *err) DS4_MUST_CHECK;
 
 #endif

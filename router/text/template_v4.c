@@ -48,7 +48,10 @@ static int render_developer(const struct ds4_chat *chat, size_t i, struct ds4_pr
     return 0;
 }
 
-#define VIEW(literal) {literal, sizeof(literal) - 1}
+#define VIEW(literal)                                                                              \
+    {                                                                                              \
+        literal, sizeof(literal) - 1                                                               \
+    }
 
 const struct ds4_encoder ds4_encoder_v4 = {
     .tools_before = VIEW(DS4_LIT_V4_TOOLS_BEFORE),

@@ -77,7 +77,10 @@ static int render_developer(const struct ds4_chat *chat, size_t i, struct ds4_pr
     return ds4_fail(err, DS4_E_INVALID, "message %zu: v41 has no developer role", i);
 }
 
-#define VIEW(literal) {literal, sizeof(literal) - 1}
+#define VIEW(literal)                                                                              \
+    {                                                                                              \
+        literal, sizeof(literal) - 1                                                               \
+    }
 
 const struct ds4_encoder ds4_encoder_v41 = {
     .tools_before = VIEW(DS4_LIT_V41_TOOLS_BEFORE),

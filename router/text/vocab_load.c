@@ -7,6 +7,7 @@
 
 #include "common/buf.h"
 #include "common/json.h"
+#include "common/weights_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,6 +18,17 @@
 #define MAX_FILE_BYTES ((size_t)256 << 20)
 #define READ_BYTES     ((size_t)1 << 20)
 #define MAX_ID         ((1 << 24) - 1)
+#define MAGIC          "GGUF"
+#define MAGIC_BYTES    4
+#define KEY_BYTES      128
+
+/* tokenizer.ggml.token_type */
+enum {
+    GGUF_NORMAL = 1,
+    GGUF_CONTROL = 3,
+    GGUF_USER_DEFINED = 4,
+    GGUF_BYTE = 6,
+};
 
 struct lists {
     DS4_VEC(struct ds4_vocab_entry) entries;
@@ -263,8 +275,118 @@ out:
     return vocab;
 }
 
+/* ---- GGUF ---------------------------------------------------------------------------------------- */
+
+static enum ds4_token_kind gguf_kind(int64_t type)
+{
+    switch (type) {
+    case GGUF_NORMAL:
+    case GGUF_BYTE:
+        return DS4_TOKEN_NORMAL;
+    case GGUF_CONTROL:
+    case GGUF_USER_DEFINED:
+        return DS4_TOKEN_ADDED;
+    default:
+        return DS4_TOKEN_ABSENT;
+    }
+}
+
+/* The sizes and ids that the file states must agree with its token list. */
+static int check_gguf(const struct ds4_gguf *meta, uint64_t n_token, struct ds4_err *err)
+{
+    static const char *const ids[] = {
+        "tokenizer.ggml.bos_token_id",
+        "tokenizer.ggml.eos_token_id",
+        "tokenizer.ggml.padding_token_id",
+    };
+    struct ds4_str arch = {0};
+    char key[KEY_BYTES];
+    int64_t value;
+
+    for (size_t i = 0; i < sizeof(ids) / sizeof(ids[0]); i++)
+        if (ds4_gguf_has(meta, ids[i]) &&
+            ds4_gguf_get_i64(meta, ids[i], 0, (int64_t)n_token - 1, &value, err))
+            return -1;
+    if (!ds4_gguf_has(meta, "general.architecture"))
+        return 0;
+    if (ds4_gguf_get_str(meta, "general.architecture", &arch, err))
+        return -1;
+    snprintf(key, sizeof(key), "%.*s.vocab_size", (int)(arch.len < 64 ? arch.len : 64), arch.ptr);
+    if (!ds4_gguf_has(meta, key))
+        return 0;
+    if (ds4_gguf_get_i64(meta, key, 1, MAX_ID, &value, err))
+        return -1;
+    if ((uint64_t)value != n_token)
+        return ds4_fail(err, DS4_E_CORRUPT, "%s is %lld, but tokenizer.ggml.tokens has %llu", key,
+                        (long long)value, (unsigned long long)n_token);
+    return 0;
+}
+
+static int put_gguf(struct lists *lists, const struct ds4_gguf *meta, struct ds4_err *err)
+{
+    const struct ds4_gguf_kv *tokens = ds4_gguf_get_strings(meta, "tokenizer.ggml.tokens", err);
+    const struct ds4_gguf_kv *types = NULL;
+    const struct ds4_gguf_kv *merges = NULL;
+
+    if (tokens != NULL)
+        types = ds4_gguf_get_ints(meta, "tokenizer.ggml.token_type", err);
+    if (types != NULL)
+        merges = ds4_gguf_get_strings(meta, "tokenizer.ggml.merges", err);
+    if (merges == NULL)
+        return -1;
+    if (types->n != tokens->n)
+        return ds4_fail(err, DS4_E_CORRUPT,
+                        "tokenizer.ggml.token_type has %llu entries for %llu tokens",
+                        (unsigned long long)types->n, (unsigned long long)tokens->n);
+    if (check_gguf(meta, tokens->n, err))
+        return -1;
+    for (uint64_t i = 0; i < tokens->n; i++)
+        if (put_entry(lists, (int64_t)i, ds4_gguf_str_at(tokens, i),
+                      gguf_kind(ds4_gguf_int_at(types, i)), err))
+            return -1;
+    for (uint64_t i = 0; i < merges->n; i++)
+        if (put_merge(lists, i, ds4_gguf_str_at(merges, i), err))
+            return -1;
+    return 0;
+}
+
+static struct ds4_vocab *load_gguf(const char *path, struct ds4_err *err)
+{
+    struct ds4_weights_file *file = ds4_weights_open(path, DS4_WEIGHTS_PREAD, err);
+    struct lists lists = {0};
+    struct ds4_vocab *vocab = NULL;
+
+    if (file == NULL)
+        return NULL;
+    if (put_gguf(&lists, ds4_weights_meta(file), err) == 0)
+        vocab = ds4_vocab_new(lists.entries.ptr, lists.entries.len, lists.pairs.ptr,
+                              lists.pairs.len, err);
+    if (vocab == NULL)
+        ds4_err_wrap(err, "%s", path);
+    lists_deinit(&lists);
+    ds4_weights_close(file);
+    return vocab;
+}
+
 struct ds4_vocab *ds4_vocab_load(const char *path, const struct ds4_vocab_overlay *overlay,
                                  struct ds4_err *err)
 {
-    return load_json(path, overlay, err);
+    struct ds4_buf head;
+    bool is_gguf;
+
+    ds4_buf_init(&head, MAGIC_BYTES);
+    if (read_file(path, MAGIC_BYTES, &head, err)) {
+        ds4_buf_deinit(&head);
+        return NULL;
+    }
+    is_gguf = ds4_str_equal(ds4_buf_view(&head), DS4_STR(MAGIC));
+    ds4_buf_deinit(&head);
+    if (!is_gguf)
+        return load_json(path, overlay, err);
+    if (overlay != NULL) {
+        ds4_fail(err, DS4_E_INVALID, "%s has all its tokens: added tokens cannot be laid over it",
+                 path);
+        return NULL;
+    }
+    return load_gguf(path, err);
 }

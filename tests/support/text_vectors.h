@@ -6,7 +6,9 @@
 #ifndef DS4_TESTS_SUPPORT_TEXT_VECTORS_H
 #define DS4_TESTS_SUPPORT_TEXT_VECTORS_H
 
+#include "common/arena.h"
 #include "common/json.h"
+#include "common/json_text.h"
 #include "router/text/vocab.h"
 
 #include <stdbool.h>
@@ -25,5 +27,19 @@ void text_vectors_free(void);
 
 /* Hexadecimal text -> bytes at `out`; returns the count. */
 size_t text_vectors_unhex(struct ds4_str hex, char *out, size_t max_bytes);
+
+/* A whole file as JSON text nodes, and what they live in. */
+struct text_cases {
+    struct ds4_arena arena;
+    char *text;
+    const struct ds4_jt_node *root;
+    const struct ds4_jt_node *cases; /* root's list "cases" */
+};
+bool text_cases_open(struct text_cases *file, const char *path);
+void text_cases_close(struct text_cases *file);
+
+/* Runs every case of a file through `ds4-text render` and compares prompt and effort, or that a case
+ * with `error` is refused.  Returns how many failed (each is printed); *n_case is how many there were. */
+size_t text_vectors_render(const char *path, size_t *n_case);
 
 #endif

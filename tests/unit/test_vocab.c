@@ -14,8 +14,8 @@
 
 #define N_BYTE      256
 #define MAX_ENTRIES 300
-#define TINY_JSON   "tests/data/model/ds4-tiny.tokenizer.json"
-#define TINY_GGUF   "tests/data/model/ds4-tiny.gguf"
+#define TINY_JSON   "tests/data/ds4-tiny.tokenizer.json"
+#define TINY_GGUF   "tests/data/ds4-tiny.gguf"
 
 /* A hand-made table: the 256 bytes at ids 0..255, then what a test adds. */
 struct table {
@@ -213,6 +213,55 @@ static void tiny_vocabulary_has_what_a_chat_needs(void **state)
     ds4_vocab_free(vocab);
 }
 
+/* Encodes `text` with both vocabularies; the ids must be the same and decode to the text. */
+static void assert_same_ids(struct ds4_bpe *a, struct ds4_bpe *b, struct ds4_str text)
+{
+    struct ds4_ids x = {0}, y = {0};
+
+    assert_int_equal(ds4_bpe_encode(a, text, DS4_BPE_SPECIAL, &x, NULL), 0);
+    assert_int_equal(ds4_bpe_encode(b, text, DS4_BPE_SPECIAL, &y, NULL), 0);
+    assert_int_equal(x.len, y.len);
+    if (x.len > 0)
+        assert_memory_equal(x.ptr, y.ptr, x.len * sizeof(*x.ptr));
+    DS4_VEC_DEINIT(&x);
+    DS4_VEC_DEINIT(&y);
+}
+
+static void gguf_and_tokenizer_json_give_the_same_ids(void **state)
+{
+    struct ds4_err err = {0};
+    struct ds4_vocab *gguf = ds4_vocab_load(TINY_GGUF, NULL, &err);
+    struct ds4_vocab *json = ds4_vocab_load(TINY_JSON, NULL, &err);
+    struct ds4_bpe *a, *b;
+    struct text_cases file;
+
+    (void)state;
+    if (gguf == NULL || json == NULL)
+        fail_msg("%s", err.msg);
+    assert_int_equal(gguf->n_token, json->n_token);
+    a = ds4_bpe_new(gguf, NULL);
+    b = ds4_bpe_new(json, NULL);
+    assert_true(text_cases_open(&file, "tests/data/encoding/render_v4.json"));
+    for (const struct ds4_jt_node *c = file.cases->first; c != NULL; c = c->next)
+        if (ds4_jt_find(c, "prompt") != NULL)
+            assert_same_ids(a, b, ds4_jt_find(c, "prompt")->str);
+    text_cases_close(&file);
+    ds4_bpe_free(a);
+    ds4_bpe_free(b);
+    ds4_vocab_free(gguf);
+    ds4_vocab_free(json);
+}
+
+static void added_tokens_cannot_be_laid_over_a_gguf(void **state)
+{
+    struct ds4_vocab_overlay overlay = {"tests/data/encoding/tokenizer_v4.json", false};
+    struct ds4_err err = {0};
+
+    (void)state;
+    assert_null(ds4_vocab_load(TINY_GGUF, &overlay, &err));
+    assert_int_equal(err.code, DS4_E_INVALID);
+}
+
 static void missing_and_foreign_files_are_refused(void **state)
 {
     struct ds4_err err = {0};
@@ -234,6 +283,8 @@ int main(void)
         cmocka_unit_test(longest_added_token_wins),
         cmocka_unit_test(special_tokens_are_found_by_text_whatever_their_kind),
         cmocka_unit_test(tiny_vocabulary_has_what_a_chat_needs),
+        cmocka_unit_test(gguf_and_tokenizer_json_give_the_same_ids),
+        cmocka_unit_test(added_tokens_cannot_be_laid_over_a_gguf),
         cmocka_unit_test(missing_and_foreign_files_are_refused),
     };
 
