@@ -48,20 +48,24 @@ struct ds4_peer {
  * worker by the heartbeat rule, so these return nothing. */
 struct ds4_cluster_port {
     void *owner;
+    /* HELLO was accepted; HELLO was not, and the worker must leave as misconfigured. */
+    void (*send_welcome)(void *owner, const struct ds4_peer *to);
+    void (*send_refused)(void *owner, const struct ds4_peer *to, const char *why);
     void (*send_form)(void *owner, const struct ds4_peer *to, const struct ds4_form *form);
     void (*send_abort)(void *owner, const struct ds4_peer *to, uint32_t generation);
     void (*send_stop)(void *owner, const struct ds4_peer *to, uint32_t generation);
 };
 
 struct ds4_cluster_config {
-    int32_t n_stage;             /* required */
-    int32_t context_tok;         /* model.context; 0 = what the workers allow */
-    int32_t n_blocks;            /* kv.blocks; 0 = what the workers hold */
-    int32_t lost_ms;             /* [3000] */
-    int32_t form_ms;             /* a formation may take so long [30000] */
-    int32_t away_ms;             /* a stage gone for so long: FAILED [120000] */
-    int32_t fresh_ms;            /* newest step must be younger [15000] */
-    uint32_t first_generation;   /* the first one is this + 1 */
+    int32_t n_stage;           /* required */
+    int32_t context_tok;       /* model.context; 0 = what the workers allow */
+    int32_t n_blocks;          /* kv.blocks; 0 = what the workers hold */
+    int32_t lost_ms;           /* [3000] */
+    int32_t form_ms;           /* a formation may take so long [30000] */
+    int32_t away_ms;           /* a stage gone for so long: FAILED [120000] */
+    int32_t hold_ms;           /* what waits is kept so long for a cluster that is not up [20000] */
+    int32_t fresh_ms;          /* newest step must be younger [15000] */
+    uint32_t first_generation; /* the first one is this + 1 */
     struct ds4_metrics *metrics; /* borrowed; NULL = none */
 };
 
@@ -87,9 +91,9 @@ void ds4_cluster_fatal(struct ds4_cluster *cluster, const struct ds4_peer *from,
                        const struct ds4_fatal_report *report, int64_t now_ns);
 void ds4_cluster_bye(struct ds4_cluster *cluster, const struct ds4_peer *from, int64_t now_ns);
 
-/* Deadlines and heartbeats, formations, then ds4_sched_pump; once per turn of the loop. */
+/* Deadlines and heartbeats, formations, then ds4_sched_pump; once per turn of the loop and at least ten
+ * times a second. */
 void ds4_cluster_tick(struct ds4_cluster *cluster, int64_t now_ns);
-int64_t ds4_cluster_next_ns(const struct ds4_cluster *cluster, int64_t now_ns);
 
 /* Stop taking requests; running ones go on.  ds4_cluster_stop_workers tells the workers to leave. */
 void ds4_cluster_drain(struct ds4_cluster *cluster);
@@ -125,6 +129,8 @@ struct ds4_cluster_view {
 /* A copy of everything /health and /metrics show, true at now_ns.  No waiting, no allocation. */
 void ds4_cluster_view(const struct ds4_cluster *cluster, int64_t now_ns,
                       struct ds4_cluster_view *view);
+/* Sets the gauges that show the present: state, workers, queue, cache.  Call before rendering /metrics. */
+void ds4_cluster_export(const struct ds4_cluster *cluster, int64_t now_ns);
 /* The same truth as view.ready without the copy. */
 bool ds4_cluster_is_ready(const struct ds4_cluster *cluster, int64_t now_ns);
 uint32_t ds4_cluster_generation(const struct ds4_cluster *cluster);

@@ -519,21 +519,6 @@ void ds4_sched_pump(struct ds4_sched *s, int64_t now_ns)
         ds4_engine_post(s, now_ns);
 }
 
-int64_t ds4_sched_next_ns(const struct ds4_sched *s)
-{
-    int64_t next = INT64_MAX;
-
-    if (s->head != NULL)
-        next = s->head->timing.queued_ns + s->config.queue_ms * DS4_NS_PER_MS;
-    if (s->started && s->n_posted == 0) {
-        int64_t at = s->last_token_ns == 0 ? s->last_ack_ns
-                                           : s->last_ack_ns + s->config.probe_ms * DS4_NS_PER_MS;
-
-        next = at < next ? at : next;
-    }
-    return next;
-}
-
 void ds4_sched_stats(const struct ds4_sched *s, struct ds4_sched_stats *stats)
 {
     struct ds4_budget_sums sums = {0};
@@ -553,6 +538,8 @@ void ds4_sched_stats(const struct ds4_sched *s, struct ds4_sched_stats *stats)
         .blocks_live = sums.live,
         .blocks_cached = sums.cached,
         .blocks_total = sums.total,
+        .slots_free = sums.slots_free,
+        .slots_used = sums.slots_live + sums.slots_cached,
         .generated_tok = s->generated_tok,
         .prompt_tok = s->prompt_tok,
         .cached_tok = s->cached_tok,

@@ -88,10 +88,9 @@ void ds4_sched_cancel(struct ds4_sched *sched, struct ds4_request *req, enum ds4
 /* A slow reader: a paused sequence keeps its lease but gets no further decode steps. */
 void ds4_sched_pause(struct ds4_sched *sched, struct ds4_request *req, bool paused);
 
-/* Deadlines, admission, posting; call once per turn of the event loop. */
+/* Deadlines, admission, posting; call once per turn of the event loop and at
+ * least ten times a second. */
 void ds4_sched_pump(struct ds4_sched *sched, int64_t now_ns);
-/* When the next deadline falls (for the loop's timer); INT64_MAX = none. */
-int64_t ds4_sched_next_ns(const struct ds4_sched *sched);
 
 /* TOKENS of the current generation.  -1 with DS4_E_PROTOCOL if it contradicts what was posted (wrong
  * step, entry, epoch, position): the caller ends the generation. */
@@ -115,6 +114,7 @@ struct ds4_sched_stats {
         last_token_ns; /* newest acknowledged step (real or probe); 0 = none in this generation */
     int64_t oldest_queued_ns; /* 0 = none */
     int32_t blocks_free, blocks_promised, blocks_live, blocks_cached, blocks_total;
+    int32_t slots_free, slots_used;
     uint64_t generated_tok;
     uint64_t prompt_tok;
     uint64_t cached_tok;

@@ -1,6 +1,7 @@
 /* The scripted stage: executes steps on hashes (see the header). */
 #include "tests/support/scripted_stage.h"
 
+#include "proto/check.h"
 #include "router/sched/budget.h"
 
 #include <inttypes.h>
@@ -122,6 +123,8 @@ int ds4_scripted_send(void *owner, const struct ds4_step *step, struct ds4_err *
         stage->fail_sends--;
         return ds4_fail(err, DS4_E_IO, "the scripted pipe is broken");
     }
+    if (ds4_check_step(step, err) != 0)
+        object(stage, err->msg, step->step_no, 0, 0);
     if (step->step_no != stage->next_step || step->generation != stage->form.generation)
         object(stage, "out of order", step->step_no, stage->next_step, step->generation);
     stage->next_step = step->step_no + 1;

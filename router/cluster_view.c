@@ -1,0 +1,260 @@
+/* What is shown of the cluster: /health, /metrics, "may a request come in".
+ *
+ * Everything is derived at the moment of asking from what workers said and from tokens that came back,
+ * never from a stored flag: a flag that nobody lowers is how a dead server looks alive.  Copies only, no
+ * waiting, no allocation. */
+#include "common/clock.h"
+#include "common/metrics.h"
+#include "router/cluster_state.h"
+#include "router/sched/sched.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define DS4_RETRY_LOADING_MS 10000
+#define DS4_RETRY_AWAY_MS    120000
+#define DS4_RETRY_SOON_MS    5000
+
+const char *ds4_cluster_state_text(enum ds4_cluster_state state)
+{
+    static const char *const text[DS4_N_CLUSTER_STATE] = {
+        "starting", "loading", "forming", "ready", "degraded", "recovering", "draining", "failed"};
+
+    return (unsigned)state < DS4_N_CLUSTER_STATE ? text[state] : "?";
+}
+
+const char *ds4_worker_state_text(enum ds4_worker_state state)
+{
+    static const char *const text[] = {"starting", "loading",  "idle",  "forming",
+                                       "ready",    "draining", "failed"};
+
+    return (unsigned)state < sizeof(text) / sizeof(text[0]) ? text[state] : "?";
+}
+
+static int64_t age_ms(int64_t since_ns, int64_t now_ns)
+{
+    return since_ns == 0 ? -1 : (now_ns - since_ns) / DS4_NS_PER_MS;
+}
+
+bool ds4_cluster_unfit(const struct ds4_cluster *c, int64_t now_ns, struct ds4_err *why)
+{
+    struct ds4_sched_stats stats;
+
+    for (int32_t s = 0; s < c->config.n_stage; s++)
+        if (now_ns - c->worker[s].heard_ns >= c->config.lost_ms * DS4_NS_PER_MS) {
+            ds4_fail(why, DS4_E_UNAVAILABLE, "stage %d is silent", s);
+            return true;
+        }
+    if (ds4_sched_check_step(c->sched, now_ns, why) != 0)
+        return true;
+    ds4_sched_stats(c->sched, &stats);
+    if (stats.last_token_ns == 0) {
+        ds4_fail(why, DS4_E_UNAVAILABLE, "no step has come back yet");
+        return true;
+    }
+    if (now_ns - stats.last_token_ns >= c->config.fresh_ms * DS4_NS_PER_MS) {
+        ds4_fail(why, DS4_E_UNAVAILABLE, "no step has come back for %" PRId64 " ms",
+                 age_ms(stats.last_token_ns, now_ns));
+        return true;
+    }
+    return false;
+}
+
+bool ds4_cluster_is_ready(const struct ds4_cluster *c, int64_t now_ns)
+{
+    return c->bond == DS4_BOND_TOGETHER && !c->draining && !ds4_cluster_unfit(c, now_ns, NULL);
+}
+
+uint32_t ds4_cluster_generation(const struct ds4_cluster *c)
+{
+    return c->generation;
+}
+
+static void add_reason(struct ds4_cluster_view *view, const char *text)
+{
+    if (view->n_reason < DS4_MAX_REASONS && text[0] != '\0')
+        snprintf(view->reasons[view->n_reason++], sizeof(view->reasons[0]), "%s", text);
+}
+
+static void refuse(struct ds4_cluster_view *view, enum ds4_cluster_state state,
+                   enum ds4_reason reason, int32_t retry_after_ms)
+{
+    view->state = state;
+    view->reason = reason;
+    view->retry_after_ms = retry_after_ms;
+}
+
+/* Not TOGETHER: which of the reasons for that is the one to tell. */
+static void view_apart(const struct ds4_cluster *c, int64_t now_ns, struct ds4_cluster_view *view)
+{
+    bool all_present = true, all_loaded = true, away = false;
+    char text[64];
+
+    for (int32_t s = 0; s < c->config.n_stage; s++) {
+        const struct ds4_worker *w = &c->worker[s];
+
+        if (!w->present) {
+            all_present = false;
+            away |= now_ns - w->gone_ns >= c->config.away_ms * DS4_NS_PER_MS;
+            snprintf(text, sizeof(text), "stage %d is missing", s);
+            add_reason(view, text);
+        } else if (w->health.state < DS4_WORKER_IDLE) {
+            all_loaded = false;
+        }
+    }
+    add_reason(view, c->plan_problem);
+    if (c->was_ready)
+        add_reason(view, c->last_problem);
+    if (c->plan_problem[0] != '\0' || (away && c->born_ns != 0))
+        refuse(view, DS4_CLUSTER_FAILED, DS4_REASON_STAGE_DOWN, DS4_RETRY_AWAY_MS);
+    else if (c->was_ready)
+        refuse(view, DS4_CLUSTER_RECOVERING, DS4_REASON_RESTARTED, DS4_RETRY_LOADING_MS);
+    else if (!all_present)
+        refuse(view, DS4_CLUSTER_STARTING, DS4_REASON_LOADING, DS4_RETRY_LOADING_MS);
+    else if (!all_loaded)
+        refuse(view, DS4_CLUSTER_LOADING, DS4_REASON_LOADING, DS4_RETRY_LOADING_MS);
+    else
+        refuse(view, DS4_CLUSTER_FORMING, DS4_REASON_LOADING, DS4_RETRY_SOON_MS);
+}
+
+static void view_together(const struct ds4_cluster *c, int64_t now_ns,
+                          struct ds4_cluster_view *view)
+{
+    struct ds4_err why = {0};
+    char text[64];
+
+    if (ds4_cluster_unfit(c, now_ns, &why)) {
+        add_reason(view, why.msg);
+        if (view->last_token_age_ms < 0 && c->generation == c->config.first_generation + 1)
+            refuse(view, DS4_CLUSTER_FORMING, DS4_REASON_LOADING, DS4_RETRY_SOON_MS);
+        else
+            refuse(view, DS4_CLUSTER_RECOVERING, DS4_REASON_RESTARTED, DS4_RETRY_SOON_MS);
+        return;
+    }
+    view->state = DS4_CLUSTER_READY;
+    view->ready = true;
+    for (int32_t s = 0; s < c->config.n_stage; s++)
+        if (c->worker[s].health.state == DS4_WORKER_DRAINING) {
+            view->state = DS4_CLUSTER_DEGRADED;
+            snprintf(text, sizeof(text), "stage %d is leaving", s);
+            add_reason(view, text);
+        }
+}
+
+static void view_stages(const struct ds4_cluster *c, int64_t now_ns, struct ds4_cluster_view *view)
+{
+    int64_t loaded = 0, total = 0;
+
+    for (int32_t s = 0; s < c->config.n_stage; s++) {
+        const struct ds4_worker *w = &c->worker[s];
+
+        view->stage[s] = (struct ds4_stage_view){
+            .stage = s,
+            .present = w->present,
+            .up = w->present && now_ns - w->heard_ns < c->config.lost_ms * DS4_NS_PER_MS,
+            .heartbeat_age_ms = age_ms(w->heard_ns, now_ns),
+            .hello = w->hello,
+            .health = w->health,
+            .restarts = w->restarts,
+        };
+        if (w->present) {
+            loaded += w->health.loaded_bytes;
+            total += w->health.total_bytes;
+        }
+    }
+    view->load_fraction = total > 0 ? (double)loaded / (double)total : 0;
+}
+
+void ds4_cluster_view(const struct ds4_cluster *c, int64_t now_ns, struct ds4_cluster_view *view)
+{
+    struct ds4_sched_stats stats;
+
+    *view = (struct ds4_cluster_view){.generation = c->generation, .n_stage = c->config.n_stage};
+    ds4_sched_stats(c->sched, &stats);
+    view->last_token_age_ms =
+        c->bond == DS4_BOND_TOGETHER ? age_ms(stats.last_token_ns, now_ns) : -1;
+    view->queue = stats.queued;
+    view->context_tok = c->form.context_tok;
+    view_stages(c, now_ns, view);
+    if (c->bond == DS4_BOND_TOGETHER)
+        view_together(c, now_ns, view);
+    else
+        view_apart(c, now_ns, view);
+    if (c->draining) {
+        view->ready = false;
+        refuse(view, DS4_CLUSTER_DRAINING, DS4_REASON_DRAINING, DS4_RETRY_SOON_MS);
+    }
+}
+
+/* ---- metrics ------------------------------------------------------------------------------------- */
+
+static void export_stage(const struct ds4_cluster *c, const struct ds4_stage_view *v)
+{
+    struct ds4_metrics *m = c->config.metrics;
+    const char *stage = ds4_metric_stage(v->stage);
+    const struct ds4_health *h = &v->health;
+
+    ds4_metric_set(m, DS4_M_WORKER_UP, v->up ? 1 : 0, stage);
+    ds4_metric_choose(m, DS4_M_WORKER_STATE, stage, ds4_worker_state_text(h->state));
+    if (v->heartbeat_age_ms < 0)
+        return;
+    ds4_metric_set(m, DS4_M_WORKER_HEARTBEAT_AGE, (double)v->heartbeat_age_ms / 1e3, stage);
+    ds4_metric_set(m, DS4_M_STAGE_BUSY, h->busy_seconds, stage);
+    ds4_metric_set(m, DS4_M_STAGE_WAIT, h->wait_recv_seconds, stage, "recv");
+    ds4_metric_set(m, DS4_M_STAGE_WAIT, h->wait_token_seconds, stage, "token");
+    ds4_metric_set(m, DS4_M_STAGE_WAIT, h->wait_command_seconds, stage, "command");
+    ds4_metric_set(m, DS4_M_STAGE_STEPS, (double)h->steps_done, stage);
+    ds4_metric_set(m, DS4_M_NONFINITE_ROWS, (double)h->nonfinite_rows, stage, "target");
+    if (!v->up) {
+        /* Gauges nobody can vouch for any more are hidden, counters stay. */
+        ds4_metric_hide(m, DS4_M_STAGE_MEMORY, stage, "weights");
+        ds4_metric_hide(m, DS4_M_STAGE_MEMORY, stage, "kv");
+        ds4_metric_hide(m, DS4_M_STAGE_MEMORY, stage, "rss");
+        return;
+    }
+    ds4_metric_set(m, DS4_M_STAGE_MEMORY, (double)h->weights_bytes, stage, "weights");
+    ds4_metric_set(m, DS4_M_STAGE_MEMORY, (double)h->kv_bytes, stage, "kv");
+    ds4_metric_set(m, DS4_M_STAGE_MEMORY, (double)h->rss_bytes, stage, "rss");
+}
+
+static void export_sched(const struct ds4_cluster *c, int64_t now_ns)
+{
+    struct ds4_metrics *m = c->config.metrics;
+    struct ds4_sched_stats s;
+
+    ds4_sched_stats(c->sched, &s);
+    ds4_metric_set(m, DS4_M_REQUESTS_INFLIGHT, s.queued, "queued");
+    ds4_metric_set(m, DS4_M_REQUESTS_INFLIGHT, s.prefilling, "prefill");
+    ds4_metric_set(m, DS4_M_REQUESTS_INFLIGHT, s.decoding, "decode");
+    ds4_metric_set(m, DS4_M_QUEUE_DEPTH, s.queued, NULL);
+    ds4_metric_set(m, DS4_M_QUEUE_OLDEST_SECONDS,
+                   s.oldest_queued_ns == 0 ? 0 : (double)(now_ns - s.oldest_queued_ns) / 1e9, NULL);
+    ds4_metric_set(m, DS4_M_KV_BLOCKS, s.blocks_free, "free");
+    ds4_metric_set(m, DS4_M_KV_BLOCKS, s.blocks_promised, "promised");
+    ds4_metric_set(m, DS4_M_KV_BLOCKS, s.blocks_live, "live");
+    ds4_metric_set(m, DS4_M_KV_BLOCKS, s.blocks_cached, "cached");
+    ds4_metric_set(m, DS4_M_KV_SLOTS, s.slots_free, "free");
+    ds4_metric_set(m, DS4_M_KV_SLOTS, s.slots_used, "used");
+    ds4_metric_set(m, DS4_M_KV_USAGE,
+                   s.blocks_total == 0
+                       ? 0
+                       : (double)(s.blocks_promised + s.blocks_live) / (double)s.blocks_total,
+                   NULL);
+}
+
+void ds4_cluster_export(const struct ds4_cluster *c, int64_t now_ns)
+{
+    struct ds4_metrics *m = c->config.metrics;
+    struct ds4_cluster_view view;
+
+    ds4_cluster_view(c, now_ns, &view);
+    ds4_metric_set(m, DS4_M_READY, view.ready ? 1 : 0, NULL);
+    ds4_metric_choose(m, DS4_M_STATE, ds4_cluster_state_text(view.state));
+    ds4_metric_set(m, DS4_M_GENERATION, view.generation, NULL);
+    if (view.last_token_age_ms >= 0)
+        ds4_metric_set(m, DS4_M_PROBE_AGE, (double)view.last_token_age_ms / 1e3, NULL);
+    for (int32_t s = 0; s < view.n_stage; s++)
+        export_stage(c, &view.stage[s]);
+    export_sched(c, now_ns);
+}
