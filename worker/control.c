@@ -1,0 +1,613 @@
+/* Control thread (steps 7 and 12).
+ *
+ * One poll loop over the socket, the step thread's events, signals and fault reports; between two
+ * sleeps it does everything that is due.  It never waits for the step thread, so a heartbeat goes out
+ * and the watchdog looks even when a step hangs in the driver.  The service manager's watchdog is fed
+ * from here, and only while no step is overdue.
+ *
+ * A generation lives between FORMED and the first failure, ABORT, FORM or lost link.  Events of an
+ * older one (the step thread was busy) are told by their number and dropped. */
+#include "worker/control.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/service.h"
+#include "proto/codec.h"
+#include "worker/fatal.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define LEAVE_MS        10000 /* for the running step at a stop */
+#define LEAVE_HARD_MS   12000
+#define LINGER_MS       200 /* for the last frame of a worker */
+#define EXTEND_EVERY_MS 20000
+#define EXTEND_BY_MS    60000
+
+struct control {
+    struct ds4_control_config config;
+    struct ds4_wbus *bus;
+    struct ds4_loop *loop;
+    int signal_fd;
+    struct ds4_frame_gate gate;
+    struct ds4_buf in;  /* payload of the frame at hand */
+    struct ds4_buf out; /* payload being sent */
+    struct ds4_arena scratch;
+
+    enum ds4_worker_state state;
+    uint32_t generation; /* being formed or formed; 0 = none */
+    char message[128];   /* why the last one ended */
+    bool link_up;
+    bool welcomed;  /* the router of this link has answered */
+    bool announced; /* READY=1 was said */
+    struct ds4_deadline heartbeat;
+    struct ds4_deadline ping;
+    struct ds4_deadline extend;
+    struct ds4_deadline leave;      /* the running step gets no longer */
+    struct ds4_deadline leave_hard; /* then the process ends regardless */
+    bool done;
+    bool thread_ended;
+    int exit_code;
+    struct ds4_err *err;
+
+    /* Fault report of another thread, see report_fatal. */
+    pthread_t self;
+    pthread_mutex_t report_lock; /* guards the two below */
+    pthread_cond_t report_sent;
+    const struct ds4_fatal_report *report;
+    bool sent;
+    int report_fd;
+};
+
+static const struct ds4_deadline never = {INT64_MAX};
+
+static void finish(struct control *c, int exit_code)
+{
+    c->done = true;
+    c->exit_code = exit_code;
+}
+
+/* ---- sending ---- */
+
+/* A frame that cannot be sent is not an error: without a link there is nobody to tell. */
+static void send_frame(struct control *c, enum ds4_frame_kind kind, struct ds4_str payload)
+{
+    struct ds4_err err = {0};
+
+    if (c->link_up && ds4_wbus_send(c->bus, kind, c->generation, payload, &err))
+        ds4_log(DS4_LOG_WARN, "bus.send", "message=\"%s\"", err.msg);
+}
+
+static void send_out(struct control *c, enum ds4_frame_kind kind, int encoded,
+                     const struct ds4_err *err)
+{
+    if (encoded == 0)
+        send_frame(c, kind, ds4_buf_view(&c->out));
+    else
+        ds4_log(DS4_LOG_ERROR, "bus.encode", "kind=%s message=\"%s\"", ds4_frame_kind_name(kind),
+                err->msg);
+}
+
+static uint64_t rss_bytes(void)
+{
+    FILE *file = fopen("/proc/self/statm", "re");
+    unsigned long total = 0, resident = 0;
+
+    if (file == NULL)
+        return 0;
+    if (fscanf(file, "%lu %lu", &total, &resident) != 2)
+        resident = 0;
+    fclose(file);
+    return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static void send_health(struct control *c)
+{
+    const struct ds4_stage *stage = ds4_loop_stage(c->loop);
+    struct ds4_loop_status status;
+    struct ds4_health health;
+    struct ds4_err err = {0};
+
+    c->heartbeat = ds4_deadline_in_ms(c->config.heartbeat_ms);
+    if (!c->link_up)
+        return;
+    ds4_loop_get_status(c->loop, &status);
+    health = (struct ds4_health){
+        .stage = c->config.bus.stage,
+        .generation = c->generation,
+        .state = c->state,
+        .step_no = status.step_no,
+        .step_age_ms = status.step_age_ms,
+        .loaded_bytes = status.loaded_bytes,
+        .total_bytes = status.total_bytes,
+        .steps_done = status.steps_done,
+        .busy_seconds = status.busy_seconds,
+        .wait_recv_seconds = status.wait_recv_seconds,
+        .wait_token_seconds = status.wait_token_seconds,
+        .wait_command_seconds = status.wait_command_seconds,
+        .rss_bytes = rss_bytes(),
+    };
+    if (stage != NULL)
+        ds4_stage_health(stage, &health);
+    snprintf(health.message, sizeof(health.message), "%s", c->message);
+    ds4_buf_clear(&c->out);
+    send_out(c, DS4_FRAME_HEALTH, ds4_codec_encode_health(&health, &c->out, &err), &err);
+}
+
+static void send_hello(struct control *c)
+{
+    struct ds4_hello hello = {.pid = getpid()};
+    struct ds4_err err = {0};
+
+    ds4_stage_hello(ds4_loop_stage(c->loop), &hello);
+    memcpy(hello.boot_id, c->config.bus.boot_id, sizeof(hello.boot_id));
+    if (gethostname(hello.host, sizeof(hello.host) - 1) != 0)
+        hello.host[0] = 0;
+    ds4_buf_clear(&c->out);
+    send_out(c, DS4_FRAME_HELLO, ds4_codec_encode_hello(&hello, &c->out, &err), &err);
+}
+
+static void set_state(struct control *c, enum ds4_worker_state state, const char *message)
+{
+    static const char *const text[] = {"starting", "loading",  "idle",  "forming",
+                                       "ready",    "draining", "failed"};
+
+    c->state = state;
+    snprintf(c->message, sizeof(c->message), "%s", message);
+    ds4_log(DS4_LOG_INFO, "state", "state=%s generation=%" PRIu32 " message=\"%s\"", text[state],
+            c->generation, message);
+    ds4_service_status("%s, generation %" PRIu32 "%s%s", text[state], c->generation,
+                       message[0] == 0 ? "" : ": ", message);
+    send_health(c);
+}
+
+/* ---- leaving ---- */
+
+static void leave(struct control *c, bool drain, const char *why)
+{
+    if (c->state == DS4_WORKER_DRAINING) {
+        if (!drain)
+            ds4_loop_stop(c->loop, false);
+        return;
+    }
+    ds4_service_stopping();
+    set_state(c, DS4_WORKER_DRAINING, why);
+    if (ds4_loop_stage(c->loop) == NULL) { /* loading cannot be interrupted, nor needs it be */
+        finish(c, DS4_EXIT_OK);
+        return;
+    }
+    ds4_loop_stop(c->loop, drain);
+    c->leave = ds4_deadline_in_ms(LEAVE_MS);
+    c->leave_hard = ds4_deadline_in_ms(LEAVE_HARD_MS);
+}
+
+static void take_signals(struct control *c)
+{
+    int signal;
+
+    while ((signal = ds4_service_next_signal(c->signal_fd)) != 0) {
+        if (signal != SIGTERM && signal != SIGINT)
+            continue;
+        if (c->state == DS4_WORKER_DRAINING)
+            finish(c, DS4_EXIT_OK);
+        else
+            leave(c, false, "stopped by a signal");
+    }
+}
+
+/* ---- generations ---- */
+
+/* The step thread's own event, if it comes, is of a generation we are no longer in. */
+static void leave_generation(struct control *c, const char *why)
+{
+    if (c->generation == 0)
+        return;
+    ds4_loop_abort(c->loop);
+    c->gate.generation = 0;
+    c->generation = 0;
+    if (c->state != DS4_WORKER_DRAINING)
+        set_state(c, DS4_WORKER_IDLE, why);
+}
+
+static void take_form(struct control *c)
+{
+    struct ds4_form form;
+    struct ds4_err err = {0};
+
+    if (ds4_codec_decode_form(ds4_buf_view(&c->in), &c->scratch, &form, &err))
+        ds4_fatal_leave(DS4_EXIT_PROTOCOL, "%s", err.msg);
+    if (c->state != DS4_WORKER_IDLE && c->state != DS4_WORKER_FORMING &&
+        c->state != DS4_WORKER_READY)
+        return; /* loading or leaving: the heartbeat says so */
+    leave_generation(c, "a new generation begins");
+    if (ds4_loop_post_form(c->loop, &form, &err))
+        ds4_fatal_leave(DS4_EXIT_PROTOCOL, "%s", err.msg);
+    c->generation = form.generation;
+    set_state(c, DS4_WORKER_FORMING, "");
+}
+
+static void take_step(struct control *c)
+{
+    struct ds4_step_packet *packet = ds4_loop_take_packet(c->loop);
+    struct ds4_err err = {0};
+
+    if (packet == NULL)
+        ds4_fatal_leave(DS4_EXIT_PROTOCOL, "more than %d steps posted", DS4_LOOP_COMMANDS);
+    if (ds4_codec_decode_step(ds4_buf_view(&c->in), c->generation, &packet->arena, &packet->step,
+                              &err) ||
+        ds4_loop_post_step(c->loop, packet, &err))
+        ds4_fatal_leave(DS4_EXIT_PROTOCOL, "%s", err.msg);
+}
+
+static void take_refusal(struct control *c)
+{
+    struct ds4_note note;
+
+    if (ds4_codec_decode_note(ds4_buf_view(&c->in), &c->scratch, &note, c->err))
+        finish(c, DS4_EXIT_PROTOCOL);
+    else
+        finish(c, DS4_EXIT_CONFIG);
+    if (c->exit_code == DS4_EXIT_CONFIG)
+        ds4_fail(c->err, DS4_E_INVALID, "refused by the router: %s", note.text);
+}
+
+static void take_frame(struct control *c, const struct ds4_frame *frame)
+{
+    c->welcomed = true;
+    if (!ds4_frame_admit(&c->gate, frame))
+        return;
+    switch (frame->kind) {
+    case DS4_FRAME_FORM:
+        take_form(c);
+        break;
+    case DS4_FRAME_STEP:
+        take_step(c);
+        break;
+    case DS4_FRAME_ABORT:
+        if (frame->generation == c->generation)
+            leave_generation(c, "aborted by the router");
+        break;
+    case DS4_FRAME_DRAIN:
+        leave(c, true, "drained by the router");
+        break;
+    case DS4_FRAME_STOP:
+        leave(c, false, "stopped by the router");
+        break;
+    case DS4_FRAME_REFUSED:
+        take_refusal(c);
+        break;
+    default: /* WELCOME; what only workers send was refused by frame.c */
+        break;
+    }
+}
+
+static void take_frames(struct control *c)
+{
+    struct ds4_frame frame;
+    struct ds4_err err = {0};
+    int rc = 0;
+
+    while (!c->done && (rc = ds4_wbus_recv(c->bus, &frame, &c->in, &err)) > 0)
+        take_frame(c, &frame);
+    if (!c->done && rc < 0)
+        ds4_fatal_leave(DS4_EXIT_PROTOCOL, "%s", err.msg);
+}
+
+static void take_links(struct control *c)
+{
+    enum ds4_wbus_link link;
+
+    while ((link = ds4_wbus_next_link(c->bus)) != DS4_WBUS_SAME) {
+        c->link_up = link == DS4_WBUS_UP;
+        c->welcomed = false;
+        c->gate.next_sequence = 0;
+        ds4_log(DS4_LOG_INFO, "router.link", "up=%d stale_frames=%" PRIu64 " lost_frames=%" PRIu64,
+                c->link_up, c->gate.n_stale, c->gate.n_lost);
+        if (!c->link_up)
+            leave_generation(c, "the router is gone");
+        else if (ds4_loop_stage(c->loop) != NULL)
+            send_hello(c);
+        if (c->link_up)
+            send_health(c);
+    }
+}
+
+/* ---- what the step thread says ---- */
+
+static void load_failed(struct control *c, const struct ds4_err *err)
+{
+    bool temporary = err->code == DS4_E_BUSY || err->code == DS4_E_TIMEOUT;
+
+    if (c->err != NULL)
+        *c->err = *err;
+    c->thread_ended = true;
+    finish(c, temporary ? DS4_EXIT_TEMPORARY : DS4_EXIT_CONFIG);
+}
+
+static void form_failed(struct control *c, const struct ds4_err *reason)
+{
+    struct ds4_note note;
+    struct ds4_err err = {0};
+
+    snprintf(note.text, sizeof(note.text), "%s", reason->msg);
+    ds4_buf_clear(&c->out);
+    send_out(c, DS4_FRAME_FORM_FAILED, ds4_codec_encode_note(&note, &c->out, &err), &err);
+    c->generation = 0;
+    set_state(c, DS4_WORKER_IDLE, reason->msg);
+}
+
+static void take_generation_event(struct control *c, const struct ds4_loop_event *event)
+{
+    if (event->generation != c->generation)
+        return;
+    switch (event->kind) {
+    case DS4_LOOP_FORMED:
+        c->gate.generation = event->generation;
+        send_frame(c, DS4_FRAME_FORMED, DS4_STR(""));
+        set_state(c, DS4_WORKER_READY, "");
+        break;
+    case DS4_LOOP_FORM_FAILED:
+        form_failed(c, &event->err);
+        break;
+    case DS4_LOOP_TOKENS:
+        send_frame(c, DS4_FRAME_TOKENS, ds4_buf_view(&event->payload));
+        break;
+    default: /* DS4_LOOP_IDLE */
+        c->gate.generation = 0;
+        c->generation = 0;
+        if (c->state != DS4_WORKER_DRAINING)
+            set_state(c, DS4_WORKER_IDLE, event->err.msg);
+        break;
+    }
+}
+
+static void take_events(struct control *c)
+{
+    struct ds4_loop_event event;
+
+    while (!c->done && ds4_loop_next_event(c->loop, &event)) {
+        switch (event.kind) {
+        case DS4_LOOP_LOADED:
+            if (c->link_up)
+                send_hello(c);
+            set_state(c, DS4_WORKER_IDLE, "");
+            break;
+        case DS4_LOOP_LOAD_FAILED:
+            load_failed(c, &event.err);
+            break;
+        case DS4_LOOP_STOPPED:
+            c->thread_ended = true;
+            finish(c, DS4_EXIT_OK);
+            break;
+        default:
+            take_generation_event(c, &event);
+            break;
+        }
+        ds4_buf_deinit(&event.payload);
+    }
+}
+
+/* ---- faults ---- */
+
+/* The last frame of this process. */
+static void send_report(struct control *c, const struct ds4_fatal_report *report)
+{
+    struct ds4_err err = {0};
+
+    c->generation = report->generation;
+    ds4_buf_clear(&c->out);
+    send_out(c, DS4_FRAME_FATAL, ds4_codec_encode_fatal(report, &c->out, &err), &err);
+    ds4_wbus_close(c->bus, LINGER_MS);
+    c->bus = NULL;
+    c->link_up = false;
+}
+
+/* Called by ds4_fatal_leave on the thread that found the fault.  The socket belongs to the control
+ * thread: others hand the report over and wait a little. */
+static void report_fatal(void *arg, const struct ds4_fatal_report *report)
+{
+    struct control *c = arg;
+    struct timespec until;
+    uint64_t one = 1;
+
+    if (pthread_equal(pthread_self(), c->self)) {
+        send_report(c, report);
+        return;
+    }
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 2 * LINGER_MS * DS4_NS_PER_MS;
+    until.tv_sec += until.tv_nsec / DS4_NS_PER_SEC;
+    until.tv_nsec %= DS4_NS_PER_SEC;
+    pthread_mutex_lock(&c->report_lock);
+    c->report = report;
+    if (write(c->report_fd, &one, sizeof(one)) == sizeof(one))
+        while (!c->sent && pthread_cond_timedwait(&c->report_sent, &c->report_lock, &until) == 0)
+            continue;
+    pthread_mutex_unlock(&c->report_lock);
+}
+
+static void take_report(struct control *c)
+{
+    pthread_mutex_lock(&c->report_lock);
+    if (c->report != NULL) {
+        send_report(c, c->report);
+        c->sent = true;
+        pthread_cond_signal(&c->report_sent);
+    }
+    pthread_mutex_unlock(&c->report_lock);
+    while (c->sent) /* the other thread ends the process */
+        pause();
+}
+
+static void watch_step(struct control *c)
+{
+    struct ds4_loop_status status;
+    int32_t limit_ms;
+
+    ds4_loop_get_status(c->loop, &status);
+    limit_ms = status.prefill ? c->config.prefill_ms : c->config.step_ms;
+    if (status.in_step && status.phase == DS4_PHASE_COMPUTE && status.phase_age_ms > limit_ms)
+        ds4_fatal_leave(DS4_EXIT_STUCK, "step %" PRId64 " computes for %" PRId64 " ms, limit %d",
+                        status.step_no, status.phase_age_ms, (int)limit_ms);
+}
+
+/* ---- time ---- */
+
+static void report_loading(struct control *c)
+{
+    struct ds4_loop_status status;
+
+    ds4_loop_get_status(c->loop, &status);
+    if (c->state == DS4_WORKER_LOADING && status.total_bytes > 0)
+        ds4_service_status("loading %d %%",
+                           (int)(100.0 * (double)status.loaded_bytes / (double)status.total_bytes));
+}
+
+/* READY=1 means: the weights are loaded and a router took our HELLO.  Until then the start is
+ * extended, because a router that comes late must not cost the loaded weights. */
+static void tell_service_manager(struct control *c)
+{
+    if (!c->announced && c->welcomed && ds4_loop_stage(c->loop) != NULL) {
+        ds4_service_ready();
+        c->announced = true;
+        c->extend = never;
+        if (ds4_service_watchdog_ms() > 0)
+            c->ping = ds4_deadline_in_ms(0);
+    }
+    if (ds4_deadline_passed(c->extend)) {
+        ds4_service_extend_start(EXTEND_BY_MS);
+        c->extend = ds4_deadline_in_ms(EXTEND_EVERY_MS);
+    }
+    if (ds4_deadline_passed(c->ping)) {
+        ds4_service_ping();
+        c->ping = ds4_deadline_in_ms(ds4_service_watchdog_ms());
+    }
+}
+
+static void do_what_is_due(struct control *c)
+{
+    watch_step(c);
+    tell_service_manager(c);
+    if (ds4_deadline_passed(c->heartbeat)) {
+        report_loading(c);
+        send_health(c);
+    }
+    if (ds4_deadline_passed(c->leave)) {
+        c->leave = never;
+        leave_generation(c, "the running step took too long");
+    }
+    if (ds4_deadline_passed(c->leave_hard))
+        finish(c, DS4_EXIT_OK);
+}
+
+static int32_t sleep_ms(const struct control *c)
+{
+    const struct ds4_deadline all[] = {c->heartbeat, c->ping, c->extend, c->leave, c->leave_hard};
+    struct ds4_deadline first = never;
+
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        if (all[i].at_ns < first.at_ns)
+            first = all[i];
+    return ds4_deadline_left_ms(first);
+}
+
+/* ---- life ---- */
+
+static int open_all(struct control *c, struct ds4_err *err)
+{
+    c->signal_fd = ds4_service_open_signals(err);
+    if (c->signal_fd < 0)
+        return DS4_EXIT_TEMPORARY;
+    c->report_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (c->report_fd < 0) {
+        ds4_fail(err, DS4_E_IO, "eventfd: %s", strerror(errno));
+        return DS4_EXIT_TEMPORARY;
+    }
+    c->bus = ds4_wbus_open(&c->config.bus, err);
+    if (c->bus == NULL)
+        return DS4_EXIT_CONFIG;
+    ds4_fatal_init(c->config.bus.stage);
+    ds4_fatal_set_report(report_fatal, c);
+    c->loop = ds4_loop_new(&c->config.loop, err);
+    return c->loop == NULL ? DS4_EXIT_TEMPORARY : DS4_EXIT_OK;
+}
+
+/* Whether joining the step thread is a matter of moments; one that still loads or computes is left to
+ * the end of the process. */
+static bool can_join(const struct control *c)
+{
+    struct ds4_loop_status status;
+
+    if (c->thread_ended || c->loop == NULL)
+        return true;
+    ds4_loop_get_status(c->loop, &status);
+    return status.phase == DS4_PHASE_COMMAND;
+}
+
+static void close_all(struct control *c)
+{
+    ds4_fatal_set_report(NULL, NULL);
+    if (can_join(c))
+        ds4_loop_free(c->loop);
+    ds4_wbus_close(c->bus, LINGER_MS);
+    if (c->report_fd >= 0)
+        close(c->report_fd);
+    if (c->signal_fd >= 0)
+        close(c->signal_fd);
+    ds4_buf_deinit(&c->in);
+    ds4_buf_deinit(&c->out);
+    ds4_arena_deinit(&c->scratch);
+}
+
+static void run(struct control *c)
+{
+    int fd[3] = {c->signal_fd, ds4_loop_event_fd(c->loop), c->report_fd};
+
+    while (!c->done) {
+        ds4_wbus_wait(c->bus, fd, sizeof(fd) / sizeof(fd[0]), sleep_ms(c));
+        take_report(c);
+        take_links(c);
+        take_frames(c);
+        take_events(c);
+        take_signals(c);
+        do_what_is_due(c);
+    }
+    if (c->exit_code == DS4_EXIT_OK)
+        send_frame(c, DS4_FRAME_BYE, DS4_STR(""));
+}
+
+int ds4_control_run(const struct ds4_control_config *config, struct ds4_err *err)
+{
+    struct control c = {
+        .config = *config,
+        .signal_fd = -1,
+        .report_fd = -1,
+        .self = pthread_self(),
+        .err = err,
+        .heartbeat = {0},
+        .extend = {0},
+        .ping = never,
+        .leave = never,
+        .leave_hard = never,
+        .report_lock = PTHREAD_MUTEX_INITIALIZER,
+        .report_sent = PTHREAD_COND_INITIALIZER,
+    };
+
+    ds4_buf_init(&c.in, DS4_MAX_FRAME_BYTES);
+    ds4_buf_init(&c.out, DS4_MAX_FRAME_BYTES);
+    ds4_arena_init(&c.scratch, DS4_CODEC_ARENA_BYTES);
+    c.exit_code = open_all(&c, err);
+    if (c.exit_code == DS4_EXIT_OK) {
+        set_state(&c, DS4_WORKER_LOADING, "");
+        run(&c);
+    }
+    close_all(&c);
+    return c.exit_code;
+}

@@ -1,0 +1,664 @@
+/* The step thread (steps 7 to 12): receive step -> stage -> reply.
+ *
+ * Per step: token records until the step's own needs are met, then rows from the stage before, the
+ * forward pass, then rows to the stage after or, on the last stage, the record and the answer.  A
+ * decoding sequence's next token comes from the record, not from the router, so with enough steps
+ * posted no stage waits for the router between two tokens.
+ *
+ * Records older than the steps in flight are taken even when no entry asks for them (a long prefill
+ * never does): that keeps the record ring from filling up, whatever is in the steps.
+ *
+ * Numbers for the heartbeat are atomics written by the step thread alone. */
+#include "worker/loop.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/service.h"
+#include "proto/codec.h"
+#include "proto/frame.h"
+#include "worker/fatal.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define N_PHASE (DS4_PHASE_SEND + 1)
+
+enum command_kind { COMMAND_FORM, COMMAND_STEP };
+
+struct command {
+    enum command_kind kind;
+    struct ds4_form form;
+    struct ds4_step_packet *packet;
+};
+
+enum stop_mode { STOP_NO, STOP_DRAIN, STOP_NOW };
+
+struct ds4_loop {
+    struct ds4_loop_config config;
+    pthread_t thread;
+    int event_fd;
+
+    pthread_mutex_t lock; /* guards everything down to the blank line */
+    pthread_cond_t wake;  /* a command, a stop, a drop, or room for an event */
+    struct command command[DS4_LOOP_COMMANDS];
+    size_t first_command, n_command;
+    struct ds4_loop_event event[DS4_LOOP_EVENTS];
+    size_t first_event, n_event;
+    struct ds4_step_packet packet[DS4_LOOP_COMMANDS];
+    struct ds4_step_packet *free_packet[DS4_LOOP_COMMANDS];
+    size_t n_free_packet;
+    enum stop_mode stop;
+    bool drop;             /* leave the generation before the next command */
+    struct ds4_pipe *pipe; /* written by the step thread only, so it reads without the lock */
+
+    atomic_bool cancel; /* ends waits in the pipe: set by abort and stop, cleared with `drop` */
+
+    /* The step thread's own. */
+    _Atomic(struct ds4_stage *) stage;
+    uint32_t generation; /* 0 = none */
+    int32_t n_stage;
+    int64_t next_step;
+    int64_t taken_record; /* newest, -1 none */
+    void *rows;           /* [max_step_tok, row_bytes] between pipe and stage */
+    struct ds4_token_record record;
+    struct ds4_arena scratch; /* for encoding */
+
+    /* For the heartbeat. */
+    atomic_int phase;
+    atomic_int_fast64_t phase_start_ns;
+    atomic_int_fast64_t phase_total_ns[N_PHASE];
+    atomic_bool in_step;
+    atomic_bool prefill;
+    atomic_int_fast64_t step_no;
+    atomic_int_fast64_t step_start_ns;
+    atomic_uint_fast64_t steps_done;
+    atomic_int_fast64_t loaded_bytes;
+    atomic_int_fast64_t total_bytes;
+};
+
+/* ---- phases ---- */
+
+const char *ds4_loop_phase_text(enum ds4_loop_phase phase)
+{
+    static const char *const text[N_PHASE] = {"load",    "command", "form", "token",
+                                              "receive", "compute", "send"};
+
+    return (unsigned)phase < N_PHASE ? text[phase] : "?";
+}
+
+static void enter(struct ds4_loop *loop, enum ds4_loop_phase phase)
+{
+    int64_t now_ns = ds4_clock_ns();
+    int old = atomic_load_explicit(&loop->phase, memory_order_relaxed);
+
+    atomic_fetch_add_explicit(&loop->phase_total_ns[old],
+                              now_ns -
+                                  atomic_load_explicit(&loop->phase_start_ns, memory_order_relaxed),
+                              memory_order_relaxed);
+    atomic_store(&loop->phase_start_ns, now_ns);
+    atomic_store(&loop->phase, (int)phase);
+}
+
+static double total_seconds(const struct ds4_loop *loop, enum ds4_loop_phase phase)
+{
+    int64_t total_ns = atomic_load(&loop->phase_total_ns[phase]);
+
+    if (atomic_load(&loop->phase) == (int)phase)
+        total_ns += ds4_clock_ns() - (int64_t)atomic_load(&loop->phase_start_ns);
+    return total_ns > 0 ? (double)total_ns / (double)DS4_NS_PER_SEC : 0;
+}
+
+static int64_t age_ms(int64_t start_ns)
+{
+    int64_t age_ns = ds4_clock_ns() - start_ns;
+
+    return age_ns > 0 ? age_ns / DS4_NS_PER_MS : 0;
+}
+
+void ds4_loop_get_status(const struct ds4_loop *loop, struct ds4_loop_status *status)
+{
+    bool in_step = atomic_load(&loop->in_step);
+
+    *status = (struct ds4_loop_status){
+        .phase = (enum ds4_loop_phase)atomic_load(&loop->phase),
+        .phase_age_ms = age_ms(atomic_load(&loop->phase_start_ns)),
+        .in_step = in_step,
+        .prefill = atomic_load(&loop->prefill),
+        .step_no = atomic_load(&loop->step_no),
+        .step_age_ms = in_step ? age_ms(atomic_load(&loop->step_start_ns)) : 0,
+        .loaded_bytes = atomic_load(&loop->loaded_bytes),
+        .total_bytes = atomic_load(&loop->total_bytes),
+        .steps_done = atomic_load(&loop->steps_done),
+        .busy_seconds = total_seconds(loop, DS4_PHASE_COMPUTE),
+        .wait_recv_seconds = total_seconds(loop, DS4_PHASE_RECV),
+        .wait_token_seconds = total_seconds(loop, DS4_PHASE_TOKEN),
+        .wait_command_seconds = total_seconds(loop, DS4_PHASE_COMMAND),
+    };
+}
+
+/* ---- events ---- */
+
+/* Waits for room, which only a control thread that died would not make. */
+static void put_event(struct ds4_loop *loop, enum ds4_loop_event_kind kind, uint32_t generation,
+                      const struct ds4_err *err, struct ds4_buf *payload)
+{
+    struct ds4_loop_event *event;
+    uint64_t one = 1;
+    ssize_t n;
+
+    pthread_mutex_lock(&loop->lock);
+    while (loop->n_event == DS4_LOOP_EVENTS && loop->stop != STOP_NOW)
+        pthread_cond_wait(&loop->wake, &loop->lock);
+    if (loop->n_event == DS4_LOOP_EVENTS) {
+        pthread_mutex_unlock(&loop->lock);
+        if (payload != NULL)
+            ds4_buf_deinit(payload);
+        return;
+    }
+    event = &loop->event[(loop->first_event + loop->n_event++) % DS4_LOOP_EVENTS];
+    *event = (struct ds4_loop_event){.kind = kind, .generation = generation};
+    if (err != NULL)
+        event->err = *err;
+    if (payload != NULL)
+        event->payload = *payload;
+    pthread_mutex_unlock(&loop->lock);
+    do {
+        n = write(loop->event_fd, &one, sizeof(one));
+    } while (n < 0 && errno == EINTR);
+}
+
+bool ds4_loop_next_event(struct ds4_loop *loop, struct ds4_loop_event *event)
+{
+    bool got = false;
+    uint64_t count;
+
+    /* A semaphore eventfd: one read per event; nothing to read is no event. */
+    if (read(loop->event_fd, &count, sizeof(count)) != sizeof(count))
+        return false;
+    pthread_mutex_lock(&loop->lock);
+    if (loop->n_event > 0) {
+        *event = loop->event[loop->first_event];
+        loop->first_event = (loop->first_event + 1) % DS4_LOOP_EVENTS;
+        loop->n_event--;
+        got = true;
+        pthread_cond_broadcast(&loop->wake);
+    }
+    pthread_mutex_unlock(&loop->lock);
+    return got;
+}
+
+int ds4_loop_event_fd(const struct ds4_loop *loop)
+{
+    return loop->event_fd;
+}
+
+/* ---- packets and commands ---- */
+
+struct ds4_step_packet *ds4_loop_take_packet(struct ds4_loop *loop)
+{
+    struct ds4_step_packet *packet = NULL;
+
+    pthread_mutex_lock(&loop->lock);
+    if (loop->n_free_packet > 0)
+        packet = loop->free_packet[--loop->n_free_packet];
+    pthread_mutex_unlock(&loop->lock);
+    return packet;
+}
+
+static void put_packet_locked(struct ds4_loop *loop, struct ds4_step_packet *packet)
+{
+    ds4_arena_reset(&packet->arena, packet->empty);
+    loop->free_packet[loop->n_free_packet++] = packet;
+}
+
+void ds4_loop_drop_packet(struct ds4_loop *loop, struct ds4_step_packet *packet)
+{
+    pthread_mutex_lock(&loop->lock);
+    put_packet_locked(loop, packet);
+    pthread_mutex_unlock(&loop->lock);
+}
+
+static int post(struct ds4_loop *loop, const struct command *command, struct ds4_err *err)
+{
+    int rc = 0;
+
+    pthread_mutex_lock(&loop->lock);
+    if (loop->n_command == DS4_LOOP_COMMANDS) {
+        rc = ds4_fail(err, DS4_E_PROTOCOL, "more than %d commands posted", DS4_LOOP_COMMANDS);
+    } else {
+        loop->command[(loop->first_command + loop->n_command++) % DS4_LOOP_COMMANDS] = *command;
+        pthread_cond_broadcast(&loop->wake);
+    }
+    pthread_mutex_unlock(&loop->lock);
+    return rc;
+}
+
+int ds4_loop_post_step(struct ds4_loop *loop, struct ds4_step_packet *packet, struct ds4_err *err)
+{
+    struct command command = {.kind = COMMAND_STEP, .packet = packet};
+
+    if (post(loop, &command, err)) {
+        ds4_loop_drop_packet(loop, packet);
+        return -1;
+    }
+    return 0;
+}
+
+int ds4_loop_post_form(struct ds4_loop *loop, const struct ds4_form *form, struct ds4_err *err)
+{
+    struct command command = {.kind = COMMAND_FORM, .form = *form};
+
+    return post(loop, &command, err);
+}
+
+static void interrupt_locked(struct ds4_loop *loop)
+{
+    atomic_store(&loop->cancel, true);
+    if (loop->pipe != NULL)
+        loop->config.pipe->abort(loop->pipe);
+    pthread_cond_broadcast(&loop->wake);
+}
+
+void ds4_loop_abort(struct ds4_loop *loop)
+{
+    pthread_mutex_lock(&loop->lock);
+    for (; loop->n_command > 0; loop->n_command--) {
+        struct command *command = &loop->command[loop->first_command];
+
+        if (command->kind == COMMAND_STEP)
+            put_packet_locked(loop, command->packet);
+        loop->first_command = (loop->first_command + 1) % DS4_LOOP_COMMANDS;
+    }
+    loop->drop = true;
+    interrupt_locked(loop);
+    pthread_mutex_unlock(&loop->lock);
+}
+
+void ds4_loop_stop(struct ds4_loop *loop, bool drain)
+{
+    pthread_mutex_lock(&loop->lock);
+    if (loop->stop != STOP_NOW)
+        loop->stop = drain ? STOP_DRAIN : STOP_NOW;
+    pthread_cond_broadcast(&loop->wake);
+    pthread_mutex_unlock(&loop->lock);
+}
+
+/* ---- a generation ---- */
+
+static struct ds4_stage *own_stage(struct ds4_loop *loop)
+{
+    return atomic_load_explicit(&loop->stage, memory_order_relaxed);
+}
+
+static void set_pipe(struct ds4_loop *loop, struct ds4_pipe *pipe)
+{
+    pthread_mutex_lock(&loop->lock);
+    loop->pipe = pipe;
+    pthread_mutex_unlock(&loop->lock);
+}
+
+/* Safe without a generation.  Peers notice the closed pipe at once. */
+static void leave_generation(struct ds4_loop *loop)
+{
+    struct ds4_pipe *pipe = loop->pipe;
+
+    set_pipe(loop, NULL);
+    if (pipe != NULL)
+        loop->config.pipe->close(pipe);
+    loop->generation = 0;
+    atomic_store(&loop->step_no, -1);
+}
+
+static void run_form(struct ds4_loop *loop, const struct ds4_form *form)
+{
+    struct ds4_stage *stage = own_stage(loop);
+    struct ds4_pipe_config config = {
+        .stage = loop->config.stage.stage,
+        .n_stage = form->n_stage,
+        .generation = form->generation,
+        .row_bytes = ds4_stage_row_bytes(stage),
+        .max_step_tok = form->max_step_tok,
+        .max_seqs = form->max_seqs,
+        .depth = loop->config.depth,
+        .cancel = &loop->cancel,
+    };
+    struct ds4_pipe *pipe = NULL;
+    struct ds4_err err = {0};
+    int rc = 0;
+
+    leave_generation(loop);
+    enter(loop, DS4_PHASE_FORM);
+    memcpy(config.key, form->pipe_key, sizeof(config.key));
+    if (form->n_stage != loop->config.stage.n_stage)
+        rc = ds4_fail(&err, DS4_E_PROTOCOL, "a generation of %d stages, this is one of %d",
+                      (int)form->n_stage, (int)loop->config.stage.n_stage);
+    if (rc == 0)
+        rc = ds4_stage_form(stage, form, &err);
+    if (rc == 0) {
+        pipe = loop->config.pipe->open(&config, ds4_deadline_in_ms(loop->config.form_ms), &err);
+        rc = pipe == NULL ? -1 : 0;
+    }
+    if (rc != 0) {
+        put_event(loop, DS4_LOOP_FORM_FAILED, form->generation, &err, NULL);
+        return;
+    }
+    set_pipe(loop, pipe);
+    loop->generation = form->generation;
+    loop->n_stage = form->n_stage;
+    loop->next_step = 0;
+    loop->taken_record = -1;
+    put_event(loop, DS4_LOOP_FORMED, form->generation, NULL, NULL);
+}
+
+/* ---- a step ---- */
+
+static struct ds4_deadline pipe_deadline(const struct ds4_loop *loop)
+{
+    return ds4_deadline_in_ms(loop->config.pipe_wait_ms);
+}
+
+static int take_records(struct ds4_loop *loop, const struct ds4_step *step, struct ds4_err *err)
+{
+    struct ds4_stage *stage = own_stage(loop);
+
+    if (ds4_stage_is_last(stage))
+        return 0;
+    while (loop->taken_record < step->step_no - loop->config.depth ||
+           ds4_stage_needs_record(stage, step) >= 0) {
+        enter(loop, DS4_PHASE_TOKEN);
+        if (loop->config.pipe->take(loop->pipe, &loop->record, pipe_deadline(loop), err) ||
+            ds4_stage_note_record(stage, &loop->record, err))
+            return ds4_err_wrap(err, "record of step %" PRId64, loop->taken_record + 1);
+        loop->taken_record = loop->record.step_no;
+    }
+    return 0;
+}
+
+static int receive_rows(struct ds4_loop *loop, const struct ds4_step *step, struct ds4_err *err)
+{
+    if (ds4_stage_is_first(own_stage(loop)) || step->n_tok == 0)
+        return 0;
+    enter(loop, DS4_PHASE_RECV);
+    if (loop->config.pipe->recv(loop->pipe, step->step_no, loop->rows, step->n_tok,
+                                pipe_deadline(loop), err))
+        return ds4_err_wrap(err, "rows of step %" PRId64, step->step_no);
+    return 0;
+}
+
+/* The record before the answer: stages must not learn later than the router. */
+static int send_results(struct ds4_loop *loop, const struct ds4_step *step,
+                        const struct ds4_tokens_out *out, struct ds4_err *err)
+{
+    struct ds4_buf payload;
+
+    enter(loop, DS4_PHASE_SEND);
+    if (!ds4_stage_is_last(own_stage(loop)))
+        return step->n_tok == 0 ? 0
+                                : loop->config.pipe->send(loop->pipe, step->step_no, loop->rows,
+                                                          step->n_tok, pipe_deadline(loop), err);
+    if (loop->config.pipe->publish(loop->pipe, &loop->record, pipe_deadline(loop), err))
+        return ds4_err_wrap(err, "publishing step %" PRId64, step->step_no);
+    ds4_buf_init(&payload, DS4_MAX_FRAME_BYTES);
+    if (ds4_codec_encode_tokens(out, &loop->scratch, &payload, err)) {
+        ds4_buf_deinit(&payload);
+        return -1;
+    }
+    put_event(loop, DS4_LOOP_TOKENS, loop->generation, NULL, &payload);
+    return 0;
+}
+
+static bool has_prefill(const struct ds4_step *step)
+{
+    for (int32_t i = 0; i < step->n_entry; i++)
+        if (step->entry[i].kind == DS4_ENTRY_PREFILL)
+            return true;
+    return false;
+}
+
+/* What only a wrong router can cause ends the process; what peers or the machine cause, the
+ * generation.  `begun`: the error is about the step itself, not about records or rows. */
+static int begin_step(struct ds4_loop *loop, const struct ds4_step *step, struct ds4_err *err)
+{
+    if (step->step_no != loop->next_step)
+        ds4_fatal_leave(DS4_EXIT_PROTOCOL,
+                        "step %" PRId64 " of generation %u arrived, expected %" PRId64,
+                        step->step_no, step->generation, loop->next_step);
+    loop->next_step++;
+    if (take_records(loop, step, err))
+        return -1;
+    enter(loop, DS4_PHASE_COMPUTE);
+    if (ds4_stage_begin(own_stage(loop), step, err) == 0)
+        return 0;
+    if (err->code == DS4_E_PROTOCOL)
+        ds4_fatal_leave(DS4_EXIT_PROTOCOL, "%s", err->msg);
+    return -1;
+}
+
+static int execute(struct ds4_loop *loop, const struct ds4_step *step, struct ds4_err *err)
+{
+    bool last = ds4_stage_is_last(own_stage(loop));
+    struct ds4_tokens_out out = {0};
+
+    if (begin_step(loop, step, err) || receive_rows(loop, step, err))
+        return -1;
+    enter(loop, DS4_PHASE_COMPUTE);
+    if (ds4_stage_forward(own_stage(loop), step, loop->rows, last ? &loop->record : NULL,
+                          last ? &out : NULL, err))
+        return -1;
+    return send_results(loop, step, &out, err);
+}
+
+static void run_step(struct ds4_loop *loop, const struct ds4_step *step)
+{
+    struct ds4_err err = {0};
+    uint32_t generation = loop->generation;
+    int rc;
+
+    /* Posted before this side left the generation and the router heard of it. */
+    if (step->generation != generation)
+        return;
+    ds4_fatal_note_step(step);
+    atomic_store(&loop->step_start_ns, ds4_clock_ns());
+    atomic_store(&loop->step_no, step->step_no);
+    atomic_store(&loop->prefill, has_prefill(step));
+    atomic_store(&loop->in_step, true);
+    rc = execute(loop, step, &err);
+    atomic_store(&loop->in_step, false);
+    if (rc == 0) {
+        atomic_fetch_add(&loop->steps_done, 1);
+        return;
+    }
+    ds4_log(DS4_LOG_WARN, "generation.lost", "generation=%u step=%" PRId64 " message=\"%s\"",
+            generation, step->step_no, err.msg);
+    leave_generation(loop);
+    put_event(loop, DS4_LOOP_IDLE, generation, &err, NULL);
+}
+
+/* ---- the thread ---- */
+
+static void note_progress(void *arg, int64_t loaded_bytes, int64_t total_bytes)
+{
+    struct ds4_loop *loop = arg;
+
+    atomic_store(&loop->loaded_bytes, loaded_bytes);
+    atomic_store(&loop->total_bytes, total_bytes);
+}
+
+static int load(struct ds4_loop *loop, struct ds4_err *err)
+{
+    struct ds4_stage *stage = ds4_stage_new(&loop->config.stage, note_progress, loop, err);
+    size_t row_bytes, bytes;
+
+    if (stage == NULL)
+        return -1;
+    row_bytes = ds4_stage_row_bytes(stage);
+    atomic_store(&loop->stage, stage);
+    if (loop->config.stage.n_stage == 1)
+        return 0;
+    if (ds4_mul_size((size_t)loop->config.stage.max_step_tok, row_bytes, "rows of a step", &bytes,
+                     err))
+        return -1;
+    loop->rows = malloc(bytes);
+    if (loop->rows == NULL)
+        return ds4_fail(err, DS4_E_NOMEM, "no memory for %zu bytes of rows", bytes);
+    return 0;
+}
+
+enum next { NEXT_COMMAND, NEXT_DROP, NEXT_STOP };
+
+static enum next next_command(struct ds4_loop *loop, struct command *command)
+{
+    enum next next = NEXT_COMMAND;
+
+    pthread_mutex_lock(&loop->lock);
+    while (loop->n_command == 0 && loop->stop == STOP_NO && !loop->drop)
+        pthread_cond_wait(&loop->wake, &loop->lock);
+    if (loop->stop == STOP_NOW || (loop->n_command == 0 && loop->stop == STOP_DRAIN)) {
+        next = NEXT_STOP;
+    } else if (loop->drop) {
+        next = NEXT_DROP;
+        loop->drop = false;
+        atomic_store(&loop->cancel, false);
+    } else {
+        *command = loop->command[loop->first_command];
+        loop->first_command = (loop->first_command + 1) % DS4_LOOP_COMMANDS;
+        loop->n_command--;
+    }
+    pthread_mutex_unlock(&loop->lock);
+    return next;
+}
+
+static void run_command(struct ds4_loop *loop, const struct command *command)
+{
+    switch (command->kind) {
+    case COMMAND_FORM:
+        run_form(loop, &command->form);
+        break;
+    case COMMAND_STEP:
+        run_step(loop, &command->packet->step);
+        ds4_loop_drop_packet(loop, command->packet);
+        break;
+    }
+}
+
+static void drop_generation(struct ds4_loop *loop)
+{
+    struct ds4_err err = {0};
+    uint32_t generation = loop->generation;
+
+    if (generation == 0)
+        return;
+    leave_generation(loop);
+    ds4_fail(&err, DS4_E_CANCELLED, "generation %u was aborted", generation);
+    put_event(loop, DS4_LOOP_IDLE, generation, &err, NULL);
+}
+
+static void *run(void *arg)
+{
+    struct ds4_loop *loop = arg;
+    struct command command;
+    struct ds4_err err = {0};
+    enum next next = NEXT_COMMAND;
+
+    if (load(loop, &err)) {
+        put_event(loop, DS4_LOOP_LOAD_FAILED, 0, &err, NULL);
+        return NULL;
+    }
+    put_event(loop, DS4_LOOP_LOADED, 0, NULL, NULL);
+    while (next != NEXT_STOP) {
+        enter(loop, DS4_PHASE_COMMAND);
+        next = next_command(loop, &command);
+        if (next == NEXT_COMMAND)
+            run_command(loop, &command);
+        else if (next == NEXT_DROP)
+            drop_generation(loop);
+    }
+    leave_generation(loop);
+    put_event(loop, DS4_LOOP_STOPPED, 0, NULL, NULL);
+    return NULL;
+}
+
+/* ---- life ---- */
+
+const struct ds4_stage *ds4_loop_stage(const struct ds4_loop *loop)
+{
+    return atomic_load(&loop->stage);
+}
+
+static void init_arenas(struct ds4_loop *loop)
+{
+    ds4_arena_init(&loop->scratch, DS4_CODEC_ARENA_BYTES);
+    ds4_arena_take(&loop->scratch, 1);
+    for (size_t i = 0; i < DS4_LOOP_COMMANDS; i++) {
+        struct ds4_step_packet *packet = &loop->packet[i];
+
+        ds4_arena_init(&packet->arena, DS4_CODEC_ARENA_BYTES);
+        ds4_arena_take(&packet->arena, 1);
+        packet->empty = ds4_arena_mark(&packet->arena);
+        put_packet_locked(loop, packet);
+    }
+}
+
+static void free_storage(struct ds4_loop *loop)
+{
+    for (size_t i = 0; i < DS4_LOOP_COMMANDS; i++)
+        ds4_arena_deinit(&loop->packet[i].arena);
+    ds4_arena_deinit(&loop->scratch);
+    pthread_cond_destroy(&loop->wake);
+    pthread_mutex_destroy(&loop->lock);
+    close(loop->event_fd);
+    free(loop);
+}
+
+struct ds4_loop *ds4_loop_new(const struct ds4_loop_config *config, struct ds4_err *err)
+{
+    struct ds4_loop *loop = calloc(1, sizeof(*loop));
+    int rc;
+
+    if (loop == NULL) {
+        ds4_fail(err, DS4_E_NOMEM, "no memory for the step thread");
+        return NULL;
+    }
+    loop->config = *config;
+    loop->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
+    if (loop->event_fd < 0) {
+        ds4_fail(err, DS4_E_IO, "eventfd: %s", strerror(errno));
+        free(loop);
+        return NULL;
+    }
+    pthread_mutex_init(&loop->lock, NULL);
+    pthread_cond_init(&loop->wake, NULL);
+    ds4_arena_init(&loop->scratch, DS4_CODEC_ARENA_BYTES);
+    init_arenas(loop);
+    atomic_store(&loop->step_no, -1);
+    atomic_store(&loop->phase_start_ns, ds4_clock_ns());
+    rc = pthread_create(&loop->thread, NULL, run, loop);
+    if (rc == 0)
+        return loop;
+    ds4_fail(err, DS4_E_IO, "step thread: %s", strerror(rc));
+    free_storage(loop);
+    return NULL;
+}
+
+void ds4_loop_free(struct ds4_loop *loop)
+{
+    struct ds4_loop_event event;
+
+    if (loop == NULL)
+        return;
+    pthread_mutex_lock(&loop->lock);
+    loop->stop = STOP_NOW;
+    interrupt_locked(loop);
+    pthread_mutex_unlock(&loop->lock);
+    pthread_join(loop->thread, NULL);
+    while (ds4_loop_next_event(loop, &event))
+        ds4_buf_deinit(&event.payload);
+    ds4_stage_free(atomic_load(&loop->stage));
+    free(loop->rows);
+    free_storage(loop);
+}
