@@ -1,0 +1,127 @@
+/* ds4-worker: one pipeline stage.  Arguments, settings, then worker/control.c takes over.
+ *
+ * Exit codes are those of common/service.h; an error of settings, plan or model is 78, so that the
+ * service manager does not restart what cannot work. */
+#include "common/config.h"
+#include "common/log.h"
+#include "common/service.h"
+#include "common/weights_file.h"
+#include "worker/control.h"
+#include "worker/plan.h"
+#include "worker/settings.h"
+
+#include <argp.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define DEFAULT_CONFIG "/etc/ds4/ds4.conf"
+
+const char *argp_program_version = "ds4-worker " DS4_VERSION;
+
+struct arguments {
+    const char *config;
+    int32_t stage;
+    bool level_given;
+    enum ds4_log_level level;
+    bool plan;
+    bool check_config;
+};
+
+enum option_key { OPTION_PLAN = 0x100, OPTION_CHECK };
+
+static const struct argp_option options[] = {
+    {"config", 'c', "FILE", 0, "settings (default " DEFAULT_CONFIG ")", 0},
+    {"stage", 's', "N", 0, "stage to run, from 0 (default 0)", 0},
+    {"log-level", 'l', "LEVEL", 0, "error, warn, info or debug", 0},
+    {"plan", OPTION_PLAN, NULL, 0, "print the memory plan of the stage and leave", 0},
+    {"check-config", OPTION_CHECK, NULL, 0, "check the settings and leave", 0},
+    {0},
+};
+
+static error_t parse_option(int key, char *value, struct argp_state *state)
+{
+    struct arguments *arguments = state->input;
+    char *end;
+    long number;
+
+    switch (key) {
+    case 'c':
+        arguments->config = value;
+        return 0;
+    case 's':
+        number = strtol(value, &end, 10);
+        if (*value == 0 || *end != 0 || number < 0 || number >= DS4_MAX_STAGES)
+            argp_error(state, "--stage is %s, must be 0 to %d", value, DS4_MAX_STAGES - 1);
+        arguments->stage = (int32_t)number;
+        return 0;
+    case 'l':
+        if (ds4_log_parse_level(value, &arguments->level) != 0)
+            argp_error(state, "--log-level is %s, must be error, warn, info or debug", value);
+        arguments->level_given = true;
+        return 0;
+    case OPTION_PLAN:
+        arguments->plan = true;
+        return 0;
+    case OPTION_CHECK:
+        arguments->check_config = true;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static int print_plan(const struct ds4_stage_config *stage, struct ds4_err *err)
+{
+    struct ds4_plan *plan = calloc(1, sizeof(*plan));
+    int code = DS4_EXIT_CONFIG;
+
+    if (plan == NULL)
+        ds4_fail(err, DS4_E_NOMEM, "no memory for a plan");
+    else if (ds4_stage_plan(stage, plan, err) == 0) {
+        ds4_plan_log(plan);
+        code = DS4_EXIT_OK;
+    }
+    free(plan);
+    return code;
+}
+
+static int run(const struct arguments *arguments, struct ds4_config *config, struct ds4_err *err)
+{
+    static char name[32];
+    struct ds4_worker_settings settings;
+
+    if (ds4_config_init(config, err) || ds4_config_load(config, arguments->config, err) ||
+        ds4_config_check(config, err))
+        return DS4_EXIT_CONFIG;
+    snprintf(name, sizeof(name), "stage%d", (int)arguments->stage);
+    ds4_log_set_name(name);
+    ds4_log_set_level(arguments->level_given ? arguments->level
+                                             : (enum ds4_log_level)config->log.level);
+    if (ds4_worker_settings_fill(config, arguments->stage, &settings, err) ||
+        ds4_weights_sigbus_install(err))
+        return DS4_EXIT_CONFIG;
+    if (arguments->check_config)
+        return DS4_EXIT_OK;
+    if (arguments->plan)
+        return print_plan(&settings.stage, err);
+    return ds4_control_run(&settings.control, err);
+}
+
+int main(int argc, char **argv)
+{
+    const struct argp argp = {
+        options, parse_option, NULL, "Runs one pipeline stage of a ds4 cluster.", NULL, NULL, NULL};
+    struct arguments arguments = {.config = DEFAULT_CONFIG};
+    struct ds4_config config = {0};
+    struct ds4_err err = {0};
+    int code;
+
+    argp_err_exit_status = DS4_EXIT_CONFIG;
+    argp_parse(&argp, argc, argv, 0, NULL, &arguments);
+    code = run(&arguments, &config, &err);
+    if (code != DS4_EXIT_OK)
+        ds4_log(DS4_LOG_ERROR, "exit", "code=%d meaning=\"%s\" message=\"%s\"", code,
+                ds4_exit_text(code), err.msg);
+    ds4_config_deinit(&config);
+    return code;
+}
