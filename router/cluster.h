@@ -124,7 +124,7 @@ struct ds4_cluster_view {
     enum ds4_reason reason;
     int32_t retry_after_ms;
     int32_t n_reason;
-    char reasons[DS4_MAX_REASONS][128];
+    char reasons[DS4_MAX_REASONS][DS4_ERR_MSG_BYTES];
 };
 /* A copy of everything /health and /metrics show, true at now_ns.  No waiting, no allocation. */
 void ds4_cluster_view(const struct ds4_cluster *cluster, int64_t now_ns,
