@@ -109,7 +109,8 @@ struct ds4_stage_view {
     uint32_t restarts;
 };
 
-#define DS4_MAX_REASONS 8
+#define DS4_MAX_REASONS  8
+#define DS4_REASON_BYTES 128
 struct ds4_cluster_view {
     enum ds4_cluster_state state;
     bool ready; /* READY or DEGRADED, and every rule above holds at this moment */
@@ -124,7 +125,7 @@ struct ds4_cluster_view {
     enum ds4_reason reason;
     int32_t retry_after_ms;
     int32_t n_reason;
-    char reasons[DS4_MAX_REASONS][DS4_ERR_MSG_BYTES];
+    char reasons[DS4_MAX_REASONS][DS4_REASON_BYTES];
 };
 /* A copy of everything /health and /metrics show, true at now_ns.  No waiting, no allocation. */
 void ds4_cluster_view(const struct ds4_cluster *cluster, int64_t now_ns,

@@ -74,7 +74,8 @@ uint32_t ds4_cluster_generation(const struct ds4_cluster *c)
 static void add_reason(struct ds4_cluster_view *view, const char *text)
 {
     if (view->n_reason < DS4_MAX_REASONS && text[0] != '\0')
-        snprintf(view->reasons[view->n_reason++], sizeof(view->reasons[0]), "%s", text);
+        snprintf(view->reasons[view->n_reason++], DS4_REASON_BYTES, "%.*s", DS4_REASON_BYTES - 1,
+                 text);
 }
 
 static void refuse(struct ds4_cluster_view *view, enum ds4_cluster_state state,
