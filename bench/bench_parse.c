@@ -25,10 +25,9 @@ static void fill_random(void *ctx, void *out, size_t n)
         bytes[i] = (unsigned char)(*(uint32_t *)ctx = *(uint32_t *)ctx * 1664525u + 1013904223u);
 }
 
-static const struct ds4_parse_tool tool = {
-    {"bash", 4},
-    {"{\"properties\": {\"command\": {\"type\": \"string\"}}, \"required\": [\"command\"]}", 72},
-};
+#define SCHEMA                                                                                     \
+    "{\"properties\": {\"command\": {\"type\": \"string\"}}, \"required\": [\"command\"]}"
+static const struct ds4_parse_tool tool = {{"bash", 4}, {SCHEMA, sizeof(SCHEMA) - 1}};
 
 /* Seconds for one turn. */
 static double parse_seconds(struct ds4_str text, size_t piece)

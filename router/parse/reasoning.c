@@ -55,9 +55,48 @@ static void track_lines(struct ds4_channel *ch, struct ds4_str text)
     }
 }
 
-static void emit_content(struct ds4_stream *s, struct ds4_str text)
+static bool has_pseudo_tag(struct ds4_str text)
 {
-    ds4_events_push_text(s->out, DS4_EVENT_CONTENT, 0, text);
+    static const struct ds4_str tags[] = {
+        {"<bash", 5}, {"<call ", 6}, {"<thinking>", 10}, {"DSML", 4}};
+
+    for (size_t i = 0; i < sizeof(tags) / sizeof(tags[0]); i++)
+        if (ds4_str_find(text, tags[i], 0) != DS4_STR_NONE)
+            return true;
+    return false;
+}
+
+/* Text that looks like a call although tools were declared: counted when no call is made.  The last
+ * bytes of earlier text are kept, so that a tag on a border is seen. */
+static void look_for_pseudo_tags(struct ds4_stream *s, struct ds4_channel *ch, struct ds4_str text)
+{
+    char border[2 * DS4_PSEUDO_TAIL_BYTES];
+    size_t n = text.len < DS4_PSEUDO_TAIL_BYTES ? text.len : DS4_PSEUDO_TAIL_BYTES, keep;
+
+    if (!s->rules.dsml || s->pseudo_tag || text.len == 0)
+        return;
+    memcpy(border, ch->tail, ch->n_tail);
+    memcpy(border + ch->n_tail, text.ptr, n);
+    n += ch->n_tail;
+    if (memchr(border, '<', n) != NULL || memchr(border, 'D', n) != NULL)
+        s->pseudo_tag = has_pseudo_tag((struct ds4_str){border, n});
+    if (text.len > DS4_PSEUDO_TAIL_BYTES && !s->pseudo_tag)
+        s->pseudo_tag = has_pseudo_tag(text);
+    if (text.len >= DS4_PSEUDO_TAIL_BYTES) {
+        ch->n_tail = DS4_PSEUDO_TAIL_BYTES;
+        memcpy(ch->tail, text.ptr + text.len - ch->n_tail, ch->n_tail);
+        return;
+    }
+    keep = n < DS4_PSEUDO_TAIL_BYTES ? n : DS4_PSEUDO_TAIL_BYTES;
+    ch->n_tail = keep;
+    memcpy(ch->tail, border + n - keep, keep);
+}
+
+static void send(struct ds4_stream *s, enum ds4_channel_kind kind, struct ds4_str text)
+{
+    look_for_pseudo_tags(s, &s->channels[kind], text);
+    ds4_events_push_text(
+        s->out, kind == DS4_CHANNEL_REASONING ? DS4_EVENT_REASONING : DS4_EVENT_CONTENT, 0, text);
 }
 
 /* Content on its way out: what may be the beginning of a stop string waits in stop_held. */
@@ -67,14 +106,14 @@ static void pass_stops(struct ds4_stream *s, struct ds4_str text)
     size_t have = s->stop_held.len + r.used, out = have - r.held;
 
     if (out >= s->stop_held.len) {
-        emit_content(s, ds4_buf_view(&s->stop_held));
+        send(s, DS4_CHANNEL_CONTENT, ds4_buf_view(&s->stop_held));
         out -= s->stop_held.len;
         ds4_buf_clear(&s->stop_held);
-        emit_content(s, ds4_str_head(text, out));
+        send(s, DS4_CHANNEL_CONTENT, ds4_str_head(text, out));
         if (ds4_buf_append(&s->stop_held, text.ptr + out, r.used - out) != 0)
             s->failed = true;
     } else {
-        emit_content(s, ds4_str_head(ds4_buf_view(&s->stop_held), out));
+        send(s, DS4_CHANNEL_CONTENT, ds4_str_head(ds4_buf_view(&s->stop_held), out));
         ds4_buf_consume(&s->stop_held, out);
         if (ds4_buf_append_str(&s->stop_held, text) != 0)
             s->failed = true;
@@ -89,7 +128,7 @@ static void pass_stops(struct ds4_stream *s, struct ds4_str text)
 /* No stop string spans a call or a think tag: what was held is text. */
 static void release_stop_held(struct ds4_stream *s)
 {
-    emit_content(s, ds4_buf_view(&s->stop_held));
+    send(s, DS4_CHANNEL_CONTENT, ds4_buf_view(&s->stop_held));
     ds4_buf_clear(&s->stop_held);
     ds4_stop_reset(&s->stop);
 }
@@ -103,12 +142,10 @@ static void emit(struct ds4_stream *s, enum ds4_channel_kind kind, struct ds4_st
     ch->empty = false;
     ch->last = text.ptr[text.len - 1];
     track_lines(ch, text);
-    if (kind == DS4_CHANNEL_REASONING)
-        ds4_events_push_text(s->out, DS4_EVENT_REASONING, 0, text);
-    else if (s->stop.n_strings == 0)
-        emit_content(s, text);
-    else
+    if (kind == DS4_CHANNEL_CONTENT && s->stop.n_strings > 0)
         pass_stops(s, text);
+    else
+        send(s, kind, text);
 }
 
 static void emit_hold(struct ds4_stream *s, enum ds4_channel_kind kind)

@@ -99,11 +99,10 @@ static unsigned all_types(const struct ds4_jt_node *schema)
             continue;
         }
         top->element = child->next;
-        if (child->type != DS4_JT_OBJECT)
+        if (child->type != DS4_JT_OBJECT || depth == MAX_ALTERNATIVE_DEPTH)
             continue;
         bits |= own_types(child);
-        if (depth < MAX_ALTERNATIVE_DEPTH)
-            stack[++depth] = (struct alternative){.schema = child};
+        stack[++depth] = (struct alternative){.schema = child};
     }
     return bits;
 }

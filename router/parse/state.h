@@ -48,6 +48,8 @@ enum ds4_step {
 
 enum ds4_channel_kind { DS4_CHANNEL_REASONING, DS4_CHANNEL_CONTENT, DS4_N_CHANNELS };
 
+#define DS4_PSEUDO_TAIL_BYTES 9 /* the longest pseudo tag, less one */
+
 struct ds4_channel {
     struct ds4_buf hold; /* blanks that are text only if more text follows */
     bool blank;          /* content: nothing but blanks since the start or the last call */
@@ -55,6 +57,8 @@ struct ds4_channel {
     char last;           /* last byte emitted */
     bool fence_open;     /* odd number of lines that start with three backticks */
     int line_ticks; /* backticks at the start of the current line; -1: the line began otherwise */
+    size_t n_tail;
+    char tail[DS4_PSEUDO_TAIL_BYTES]; /* end of the emitted text */
 };
 
 /* What the last thing emitted was, blanks aside: decides whether a wrapper closer is text. */
@@ -140,6 +144,7 @@ struct ds4_stream {
     struct ds4_stop stop;
     struct ds4_buf stop_held; /* content that may be the beginning of a stop string */
     bool stop_hit;
+    bool pseudo_tag; /* the text holds something like a call */
 
     size_t n_text_invokes; /* openers that became text and may have closers */
     size_t n_text_params;

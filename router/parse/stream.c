@@ -396,6 +396,7 @@ int ds4_stream_finish(struct ds4_stream *s, enum ds4_engine_finish engine, struc
         end_stream(s, engine == DS4_ENGINE_LENGTH);
     finish.stop_string = s->stop_hit;
     finish.truncated_tool_args = s->incomplete;
+    finish.pseudo_tag = s->pseudo_tag && s->n_calls == 0;
     finish.truncated_in_reasoning =
         s->cut_short && !s->stop_hit && s->channel == DS4_CHANNEL_REASONING;
     if (s->incomplete || (s->cut_short && !s->stop_hit))

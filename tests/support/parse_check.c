@@ -3,6 +3,9 @@
 
 #include "common/json_text.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+
 #define MAX_TEXT_BYTES ((size_t)1 << 28)
 #define MAX_PIECE      40
 
@@ -154,4 +157,51 @@ const char *parse_check(const struct ds4_parse_config *config, struct ds4_str te
     ds4_events_deinit(&events);
     ds4_stream_free(s);
     return wrong;
+}
+
+#define LITERAL(s)                                                                                 \
+    {                                                                                              \
+        (s), sizeof(s) - 1                                                                         \
+    }
+
+const struct ds4_parse_tool parse_check_tools[3] = {
+    {LITERAL("bash"), LITERAL("{\"properties\": {\"command\": {\"type\": \"string\"}, \"timeout\": "
+                              "{\"type\": \"number\"}}, "
+                              "\"required\": [\"command\"]}")},
+    {LITERAL("edit"), LITERAL("{\"properties\": {\"path\": {\"type\": \"string\"}, \"edits\": "
+                              "{\"type\": \"object\"}, \"opt\": "
+                              "{\"type\": [\"boolean\", \"null\"]}}, \"required\": [\"path\"]}")},
+    {LITERAL("now"), LITERAL("{}")},
+};
+
+const char *parse_check_read(const char *text, enum ds4_engine_finish engine,
+                             uint64_t rules[DS4_N_PARSE_RULES])
+{
+    static char answer[1 << 16];
+    uint64_t ids = 1;
+    struct ds4_parse_config config = {
+        .tools = parse_check_tools, .n_tools = 3, .random = parse_check_fill, .random_ctx = &ids};
+    struct ds4_stream *s = ds4_stream_new(&config, NULL);
+    struct ds4_events events;
+    struct ds4_turn t;
+    int n;
+
+    ds4_events_init(&events, MAX_TEXT_BYTES);
+    ds4_turn_init(&t, MAX_TEXT_BYTES);
+    if (s == NULL || ds4_stream_feed(s, ds4_str_view(text), &events, NULL) != 0 ||
+        ds4_stream_finish(s, engine, &events, NULL) != 0 || ds4_turn_add(&t, &events, NULL) != 0)
+        abort();
+    n = snprintf(answer, sizeof(answer), "%.*s|%.*s|", (int)t.reasoning.len, t.reasoning.ptr,
+                 (int)t.content.len, t.content.ptr);
+    for (size_t i = 0; i < t.calls.len; i++)
+        n += snprintf(answer + n, sizeof(answer) - (size_t)n, "%s(%.*s%s", t.calls.ptr[i].name.ptr,
+                      (int)t.calls.ptr[i].arguments.len, t.calls.ptr[i].arguments.ptr,
+                      t.calls.ptr[i].incomplete ? "..." : ")");
+    snprintf(answer + n, sizeof(answer) - (size_t)n, "|%s", ds4_finish_name(t.finish.reason));
+    if (rules != NULL)
+        memcpy(rules, ds4_stream_rules(s), DS4_N_PARSE_RULES * sizeof(*rules));
+    ds4_turn_deinit(&t);
+    ds4_events_deinit(&events);
+    ds4_stream_free(s);
+    return answer;
 }

@@ -17,6 +17,16 @@ int parse_check_whole(const struct ds4_parse_config *config, struct ds4_str text
 const char *parse_check(const struct ds4_parse_config *config, struct ds4_str text,
                         enum ds4_engine_finish engine, uint64_t seed);
 
+/* Three tools: bash (command, timeout; command required), edit (path, edits, opt; path required) and
+ * now (nothing). */
+extern const struct ds4_parse_tool parse_check_tools[3];
+
+/* The result of `text` in content with these tools, on one line:
+ * "reasoning|content|name(arguments)...|finish"; an incomplete call ends in "(arguments...". The answer is
+ * static storage, overwritten by the next call.  `rules` (may be NULL) gets the counters. */
+const char *parse_check_read(const char *text, enum ds4_engine_finish engine,
+                             uint64_t rules[DS4_N_PARSE_RULES]);
+
 /* splitmix64. */
 uint64_t parse_check_random(uint64_t *state);
 /* A `random` for struct ds4_parse_config; ctx is a uint64_t. */
