@@ -21,10 +21,10 @@
 #define STATUS_INVALID  400
 #define STATUS_INTERNAL 500
 
-enum command { TOKENIZE, DETOKENIZE, RENDER, PARSE, STREAM, N_COMMAND };
+enum command { TOKENIZE, DETOKENIZE, RENDER, PARSE, STREAM, TRIPWIRE, N_COMMAND };
 
-static const char *const command_names[N_COMMAND] = {"tokenize", "detokenize", "render", "parse",
-                                                     "stream"};
+static const char *const command_names[N_COMMAND] = {"tokenize", "detokenize", "render",
+                                                     "parse",    "stream",     "tripwire"};
 
 struct tool {
     enum command command;
@@ -45,7 +45,8 @@ static const char doc[] =
     "  detokenize  {ids} -> {text, piece_hex}                            needs --model\n"
     "  render      a chat or a request -> {prompt, effort?}\n"
     "  parse       a model's output -> {reasoning, content, tool_calls, finish_reason}\n"
-    "  stream      an output in chunks -> {states, final}\n";
+    "  stream      an output in chunks -> {states, final}\n"
+    "  tripwire    {window} -> {soup, exact_line, fuzzy_15, fuzzy_6}     needs --model\n";
 
 static const struct argp_option option_table[] = {
     {"model", 'm', "FILE", 0, "GGUF or tokenizer.json with the vocabulary", 0},
@@ -54,6 +55,11 @@ static const struct argp_option option_table[] = {
     {"rules", 'R', NULL, 0, "parse: report which rules were used", 0},
     {0},
 };
+
+static bool needs_model(enum command command)
+{
+    return command == TOKENIZE || command == DETOKENIZE || command == TRIPWIRE;
+}
 
 static error_t parse_option(int key, char *arg, struct argp_state *state)
 {
@@ -87,7 +93,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_END:
         if (!tool->has_command)
             argp_usage(state);
-        if (tool->command <= DETOKENIZE && tool->model == NULL)
+        if (needs_model(tool->command) && tool->model == NULL)
             argp_error(state, "%s needs --model", command_names[tool->command]);
         return 0;
     default:
@@ -96,6 +102,18 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
 }
 
 /* ---- lines --------------------------------------------------------------------------------------- */
+
+/* A text that cannot be encoded counts as endless: it is no short line. */
+static size_t count_tokens(void *ctx, struct ds4_str text)
+{
+    struct ds4_ids ids = {0};
+    size_t n = SIZE_MAX;
+
+    if (ds4_bpe_encode(ctx, text, DS4_BPE_PLAIN, &ids, NULL) == 0)
+        n = ids.len;
+    DS4_VEC_DEINIT(&ids);
+    return n;
+}
 
 static int run_command(const struct tool *tool, struct ds4_str line, struct ds4_buf *answer,
                        struct ds4_err *err)
@@ -109,6 +127,8 @@ static int run_command(const struct tool *tool, struct ds4_str line, struct ds4_
         return ds4_text_render(line, answer, err);
     case PARSE:
         return ds4_text_parse_case(line, &tool->parse, answer, err);
+    case TRIPWIRE:
+        return ds4_text_tripwire_case(line, count_tokens, tool->bpe, answer, err);
     default:
         return ds4_text_stream_case(line, &tool->parse, answer, err);
     }
