@@ -79,14 +79,12 @@ static void fetch_row(const struct ds4_attention_args *a, const struct view *v, 
                                ds4_ring_row(&a->ring, v->entry->slot, pos), row);
     } else {
         int32_t j = i - v->n_window;
-        const uint8_t *page = ds4_cpu_page_row(&a->pages, v->entry, v->sel != NULL ? v->sel[j] : j);
 
-        assert(page != NULL);
-        ds4_cpu_unpack_row(a->pages.format, d, a->pages.d_rope, page, row);
+        ds4_cpu_read_page(&a->pages, v->entry, v->sel != NULL ? v->sel[j] : j, row);
     }
 }
 
-/* Calls for each tile of rows in order. */
+/* Decodes the rows from `first` on into tile; returns how many. */
 static int32_t fetch_tile(const struct ds4_attention_args *a, const struct view *v, int32_t first,
                           float *tile)
 {

@@ -94,6 +94,10 @@ static inline uint8_t *ds4_ring_row(const struct ds4_ring *ring, int32_t slot, i
 uint8_t *ds4_cpu_page_row(const struct ds4_pages *pages, const struct ds4_batch_entry *entry,
                           int32_t j);
 
+/* Row j as f32 values; NaNs where the block table leads nowhere, which nobody mistakes for data. */
+void ds4_cpu_read_page(const struct ds4_pages *pages, const struct ds4_batch_entry *entry,
+                       int32_t j, float *x);
+
 /* ---- int8 activations (act.c) -------------------------------------------------------------------- */
 
 enum ds4_act_kind { DS4_ACT_NONE, DS4_ACT_32, DS4_ACT_256 };

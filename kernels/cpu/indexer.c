@@ -45,8 +45,7 @@ static void score_tile(const struct job *job, int32_t t, int32_t first, int32_t 
     float product[DS4_INDEX_TILE];
 
     for (int32_t i = 0; i < n; i++) {
-        ds4_cpu_unpack_row(a->pages.format, d, a->pages.d_rope,
-                           ds4_cpu_page_row(&a->pages, entry, first + i), keys + (int64_t)i * d);
+        ds4_cpu_read_page(&a->pages, entry, first + i, keys + (int64_t)i * d);
         score[i] = 0.0f;
     }
     for (int32_t h = 0; h < a->q.shape[1]; h++) {

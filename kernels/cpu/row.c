@@ -239,6 +239,17 @@ uint8_t *ds4_cpu_page_row(const struct ds4_pages *pages, const struct ds4_batch_
                pages->row_bytes;
 }
 
+void ds4_cpu_read_page(const struct ds4_pages *pages, const struct ds4_batch_entry *entry,
+                       int32_t j, float *x)
+{
+    const uint8_t *row = ds4_cpu_page_row(pages, entry, j);
+
+    for (int32_t i = 0; row == NULL && i < pages->d; i++)
+        x[i] = NAN;
+    if (row != NULL)
+        ds4_cpu_unpack_row(pages->format, pages->d, pages->d_rope, row, x);
+}
+
 /* ---- operations --------------------------------------------------------------------------------- */
 
 static void round_item(void *ctx, int32_t t, int32_t thread)

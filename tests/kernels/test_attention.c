@@ -48,7 +48,8 @@ static void fill(const struct shape *s, struct world *w)
     uint32_t seed = 77;
 
     memset(w, 0, sizeof(*w));
-    memset(w->ring, 0xff, sizeof(w->ring)); /* NaN in every format but FP8's scales: 0xff is NaN too */
+    memset(w->ring, 0xff,
+           sizeof(w->ring)); /* NaN in every format but FP8's scales: 0xff is NaN too */
     ds4_test_fill(w->q, N_TOK * MAX_HEAD * MAX_D, 1, 2.0f);
     ds4_test_fill(w->kv, N_TOK * MAX_D, 2, 1.5f);
     ds4_test_fill(w->rows, DS4_BLOCK_TOK * MAX_D, 3, 1.5f);

@@ -26,8 +26,8 @@ struct shape {
 };
 
 static const struct shape shapes[] = {
-    {64, 4, true, DS4_ROW_F32},   {32, 16, false, DS4_ROW_F32}, {64, 4, true, DS4_ROW_FP8},
-    {64, 4, true, DS4_ROW_FP4},   {64, 16, false, DS4_ROW_BF16}, {16, 1, false, DS4_ROW_F32},
+    {64, 4, true, DS4_ROW_F32}, {32, 16, false, DS4_ROW_F32},  {64, 4, true, DS4_ROW_FP8},
+    {64, 4, true, DS4_ROW_FP4}, {64, 16, false, DS4_ROW_BF16}, {16, 1, false, DS4_ROW_F32},
     {24, 2, true, DS4_ROW_F32},
 };
 #define N_SHAPES (sizeof(shapes) / sizeof(shapes[0]))
@@ -50,7 +50,8 @@ static void fill(struct world *w)
     ds4_test_fill(w->norm, MAX_D, 4, 1.5f);
     ds4_test_fill(w->freq, D_ROPE / 2, 5, 1.0f);
     memset(w->pages, 0xee, sizeof(w->pages));
-    memset(w->ring_k, 0xff, sizeof(w->ring_k)); /* NaN: history that does not exist must not be read */
+    memset(w->ring_k, 0xff,
+           sizeof(w->ring_k)); /* NaN: history that does not exist must not be read */
     memset(w->ring_g, 0xff, sizeof(w->ring_g));
 }
 

@@ -35,9 +35,9 @@ static const struct shape shapes[] = {
 static struct ds4_weight make_weight(const struct shape *s, uint32_t seed)
 {
     static const int offsets[DS4_N_DTYPES][2] = {
-        [DS4_DTYPE_Q8_0] = {0, -1},    [DS4_DTYPE_Q4_0] = {0, -1},  [DS4_DTYPE_Q2_K] = {80, 82},
-        [DS4_DTYPE_Q3_K] = {108, -1},  [DS4_DTYPE_Q4_K] = {0, 2},   [DS4_DTYPE_Q5_K] = {0, 2},
-        [DS4_DTYPE_Q6_K] = {208, -1},  [DS4_DTYPE_IQ2_XXS] = {0, -1}};
+        [DS4_DTYPE_Q8_0] = {0, -1},   [DS4_DTYPE_Q4_0] = {0, -1},   [DS4_DTYPE_Q2_K] = {80, 82},
+        [DS4_DTYPE_Q3_K] = {108, -1}, [DS4_DTYPE_Q4_K] = {0, 2},    [DS4_DTYPE_Q5_K] = {0, 2},
+        [DS4_DTYPE_Q6_K] = {208, -1}, [DS4_DTYPE_IQ2_XXS] = {0, -1}};
     const struct ds4_dtype_info *info = ds4_dtype_info(s->dtype);
     struct ds4_weight w = {.dtype = s->dtype, .n_stack = 1, .n_row = s->n_row, .n_col = s->n_col};
     uint32_t state = seed + 99;
@@ -79,8 +79,7 @@ static void reference(const struct shape *s, const struct ds4_weight *w, const f
     for (int32_t r = 0; r < s->n_row; r++) {
         int32_t group = r / (s->n_row / s->n_group);
 
-        ds4_simd_find(DS4_ISA_SCALAR)
-            ->dequant(w->dtype, ds4_weight_row(w, 0, r), s->n_col, row);
+        ds4_simd_find(DS4_ISA_SCALAR)->dequant(w->dtype, ds4_weight_row(w, 0, r), s->n_col, row);
         for (int32_t t = 0; t < s->n_tok; t++) {
             double sum = 0.0, abs_sum = 0.0;
 

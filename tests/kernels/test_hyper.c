@@ -10,13 +10,13 @@
 
 #include <cmocka.h>
 
-#define N          4
-#define N_MIX      (N * (N + 2))
-#define MAX_D      300
-#define MAX_TOK    5
-#define ITERS      20
-#define EPS        1e-6f
-#define TOLERANCE  3e-6 /* f32 through a product, exp and 20 normalisations */
+#define N         4
+#define N_MIX     (N * (N + 2))
+#define MAX_D     300
+#define MAX_TOK   5
+#define ITERS     20
+#define EPS       1e-6f
+#define TOLERANCE 3e-6 /* f32 through a product, exp and 20 normalisations */
 
 static double sigmoid(double x)
 {
@@ -51,15 +51,14 @@ static void sinkhorn(double c[N][N])
 static void published_self_check(void **state)
 {
     enum { D = 1 };
-    static const double mix[N_MIX] = {0.5,  -1,  0.25, 2,     0.1, 0.2,  -0.3, 0.4,
-                                      -1.25, 0.5, -0.5, 1.25,  0.25, -0.75, 1,   0,
-                                      -1,   0.75, -0.25, -1.25, 0.5, -0.5, 1.25, 0.25};
+    static const double mix[N_MIX] = {0.5,   -1,   0.25,  2,     0.1,  0.2,   -0.3, 0.4,
+                                      -1.25, 0.5,  -0.5,  1.25,  0.25, -0.75, 1,    0,
+                                      -1,    0.75, -0.25, -1.25, 0.5,  -0.5,  1.25, 0.25};
     static const double pre[N] = {0.5866186, 0.4013133, 0.5560149, 0.7502611};
     static const double post[N] = {0.9127226, 0.9251403, 0.8633600, 0.9500416};
-    static const double comb[N * N] = {0.2717667, 0.2312079, 0.0296612, 0.4673632,
-                                       0.3619734, 0.2717672, 0.2919113, 0.0743471,
-                                       0.0743484, 0.4673622, 0.4430175, 0.0152709,
-                                       0.2919105, 0.0296617, 0.2354090, 0.4430178};
+    static const double comb[N * N] = {
+        0.2717667, 0.2312079, 0.0296612, 0.4673632, 0.3619734, 0.2717672, 0.2919113, 0.0743471,
+        0.0743484, 0.4673622, 0.4430175, 0.0152709, 0.2919105, 0.0296617, 0.2354090, 0.4430178};
     static const double written[N] = {11.5136270, 11.5468788, 11.5177726, 11.9343576};
     const float scale[3] = {0.5f, 0.25f, 1.5f};
     float base[N_MIX], fn[N_MIX * N], got_post[N], got_comb[N * N], u, o = 10.0f;
@@ -204,11 +203,12 @@ static void write_mixes_sources_into_destinations(void **state)
     (void)state;
     for (int half = 0; half < 2; half++) {
         int32_t d = MAX_D; /* more than one chunk */
-        struct ds4_hyper_write_args a = {.o = ds4_tensor_2d(o, DS4_DTYPE_F32, MAX_TOK, d),
-                                         .post = s.post,
-                                         .comb = s.comb,
-                                         .x = half ? ds4_tensor_3d(s.bf16, DS4_DTYPE_BF16, MAX_TOK, N, d)
-                                                   : ds4_tensor_3d(s.f32, DS4_DTYPE_F32, MAX_TOK, N, d)};
+        struct ds4_hyper_write_args a = {
+            .o = ds4_tensor_2d(o, DS4_DTYPE_F32, MAX_TOK, d),
+            .post = s.post,
+            .comb = s.comb,
+            .x = half ? ds4_tensor_3d(s.bf16, DS4_DTYPE_BF16, MAX_TOK, N, d)
+                      : ds4_tensor_3d(s.f32, DS4_DTYPE_F32, MAX_TOK, N, d)};
         struct ds4_tensor old = a.x;
 
         for (int v = 0; v < n_dev; v++) {
@@ -272,10 +272,10 @@ static void head_reads_the_chosen_rows(void **state)
             double want = 0.0;
 
             for (int j = 0; j < N; j++)
-                want += (sigmoid(m[j] / sqrt(square / (N * MAX_D) + 1e-6) * s.scale[0] +
-                                 s.base[j]) +
-                         1e-6) *
-                        x[j * MAX_D + c];
+                want +=
+                    (sigmoid(m[j] / sqrt(square / (N * MAX_D) + 1e-6) * s.scale[0] + s.base[j]) +
+                     1e-6) *
+                    x[j * MAX_D + c];
             ds4_test_close_to(h + i * MAX_D + c, &want, 1, TOLERANCE, 4.0, "h");
         }
     }

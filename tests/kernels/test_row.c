@@ -172,7 +172,8 @@ static void rounded_rows_survive_storage_bit_for_bit(void **state)
             float x[512], back[512];
             uint8_t packed[2048 + 1];
 
-            ds4_test_fill(x, (size_t)d, seed, ldexpf(1.0f + (float)seed / 200.0f, (int)seed / 4 - 25));
+            ds4_test_fill(x, (size_t)d, seed,
+                          ldexpf(1.0f + (float)seed / 200.0f, (int)seed / 4 - 25));
             if (seed == 0)
                 memset(x, 0, sizeof(x));
             if (seed == 1)
@@ -256,9 +257,8 @@ static void inactive_entries_write_nothing(void **state)
     int n = ds4_test_open(devs, DS4_PRODUCTS_EXACT);
     struct ds4_test_batch b;
     float x[4] = {1, 2, 3, 4}, cells[16] = {0};
-    struct ds4_ring_write_args args = {&b.batch,
-                                       ds4_tensor_2d(x, DS4_DTYPE_F32, 1, 4),
-                                       {cells, 1, 4, 4, 0, DS4_ROW_F32, 16}};
+    struct ds4_ring_write_args args = {
+        &b.batch, ds4_tensor_2d(x, DS4_DTYPE_F32, 1, 4), {cells, 1, 4, 4, 0, DS4_ROW_F32, 16}};
 
     (void)state;
     ds4_test_batch_init(&b);
