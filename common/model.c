@@ -15,17 +15,17 @@
 #include <stdio.h>
 #include <string.h>
 
-#define KEY_BYTES            128
-#define GATING_SQRT_SOFTPLUS 4
-#define MAX_DIM              65536
-#define MAX_HEADS            1024
-#define MAX_VOCAB            (1 << 24)
-#define MAX_TOK              (1 << 30)
-#define MAX_EXPERTS          4096
-#define MAX_EXPERTS_USED     64
-#define MAX_TOPK             65536
-#define MAX_SINKHORN         1000
-#define PRETOKENIZER         "joyai-llm"
+#define KEY_BYTES 128
+
+#define MAX_DIM          65536
+#define MAX_HEADS        1024
+#define MAX_VOCAB        (1 << 24)
+#define MAX_TOK          (1 << 30)
+#define MAX_EXPERTS      4096
+#define MAX_EXPERTS_USED 64
+#define MAX_TOPK         65536
+#define MAX_SINKHORN     1000
+#define PRETOKENIZER     "joyai-llm"
 
 struct int_key {
     const char *name;
@@ -140,8 +140,8 @@ static int check_fixed(const struct ds4_gguf *meta, const struct ds4_model_shape
     int32_t value;
 
     if (read_int(meta, "attention.head_count_kv", 1, 1, &value, err) ||
-        read_int(meta, "expert_gating_func", GATING_SQRT_SOFTPLUS, GATING_SQRT_SOFTPLUS, &value,
-                 err))
+        read_int(meta, "expert_gating_func", DS4_GATING_SQRT_SOFTPLUS, DS4_GATING_SQRT_SOFTPLUS,
+                 &value, err))
         return -1;
     if (read_int(meta, "attention.value_length", shape->d_head, shape->d_head, &value, err))
         return ds4_err_wrap(err, "keys and values share one row");

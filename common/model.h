@@ -25,6 +25,8 @@ struct ds4_weights_file; /* common/weights_file.h */
 #define DS4_RATIO_CSA    4   /* overlapping groups, selected by the indexer */
 #define DS4_RATIO_HCA    128 /* plain groups, all visible */
 
+#define DS4_GATING_SQRT_SOFTPLUS 4 /* the one expert_gating_func that V4 has */
+
 enum ds4_layer_kind { DS4_LAYER_WINDOW, DS4_LAYER_CSA, DS4_LAYER_HCA };
 
 /* Which layers of a model, and whether the embedding and the head belong to them. */

@@ -218,6 +218,7 @@ static int visit(const struct ds4_model_shape *s, int32_t l, const struct row *r
             snprintf(want.name, sizeof(want.name), "blk.%" PRId32 ".%s", l, row->name);
         want.class = row->class;
         want.layer = l;
+        want.n_expert = l < 0 ? 0 : s->n_expert[l];
         for (int d = 0; d < DS4_GGUF_MAX_DIMS; d++) {
             enum dim dim = d < 3 ? row->ne[d] : NONE;
 

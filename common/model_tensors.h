@@ -34,7 +34,8 @@ const char *ds4_tensor_class_name(enum ds4_tensor_class class);
 struct ds4_tensor_want {
     char name[DS4_TENSOR_NAME_BYTES];
     enum ds4_tensor_class class;
-    int32_t layer; /* -1 for the top level */
+    int32_t layer;    /* -1 for the top level */
+    int32_t n_expert; /* of that layer; 0 at the top level */
     int32_t n_dims;
     int64_t ne[DS4_GGUF_MAX_DIMS]; /* unused dims are 1 */
 };
