@@ -327,11 +327,11 @@ static bool is_declared(const struct ds4_conversation *out, struct ds4_str name)
 static int set_tool_choice(struct reader *r, struct ds4_str word)
 {
     if (ds4_str_equal(word, DS4_STR("auto")))
-        r->out->tool_choice = DS4_CALLS_AUTO;
+        r->out->tool_choice = DS4_TOOL_CHOICE_AUTO;
     else if (ds4_str_equal(word, DS4_STR("none")))
-        r->out->tool_choice = DS4_CALLS_NONE;
+        r->out->tool_choice = DS4_TOOL_CHOICE_NONE;
     else if (ds4_str_equal(word, DS4_STR("required")) || ds4_str_equal(word, DS4_STR("any")))
-        r->out->tool_choice = DS4_CALLS_REQUIRED;
+        r->out->tool_choice = DS4_TOOL_CHOICE_REQUIRED;
     else
         return bad(r, INVALID, "must be none, auto, required or name a function", "tool_choice");
     return 0;
@@ -365,7 +365,7 @@ static int read_tool_choice(struct reader *r, const struct ds4_jt_node *root)
         return set_tool_choice(r, type->str);
     if (!is_type(name, DS4_JT_STRING) || !is_declared(r->out, name->str))
         return bad(r, INVALID, "must name a declared tool", "tool_choice");
-    r->out->tool_choice = DS4_CALLS_NAMED;
+    r->out->tool_choice = DS4_TOOL_CHOICE_NAMED;
     r->out->tool_name = name->str;
     return 0;
 }

@@ -18,11 +18,11 @@
 
 #include <stdbool.h>
 
-enum ds4_call_choice {
-    DS4_CALLS_AUTO,
-    DS4_CALLS_NONE, /* tools stay in the prompt, the answer is not parsed for calls (R10) */
-    DS4_CALLS_REQUIRED,
-    DS4_CALLS_NAMED,
+enum ds4_tool_choice {
+    DS4_TOOL_CHOICE_AUTO,
+    DS4_TOOL_CHOICE_NONE, /* tools stay in the prompt, the answer is not parsed for calls (R10) */
+    DS4_TOOL_CHOICE_REQUIRED,
+    DS4_TOOL_CHOICE_NAMED,
 };
 
 /* What was repaired; each has its metric. */
@@ -37,8 +37,8 @@ struct ds4_conversation {
     struct ds4_chat chat; /* release and messages by the dialect; the rest by ds4_normalise */
     const struct ds4_jt_node **tools; /* the function object of each declared tool */
     size_t n_tool;
-    enum ds4_call_choice tool_choice;
-    struct ds4_str tool_name;                /* with DS4_CALLS_NAMED */
+    enum ds4_tool_choice tool_choice;
+    struct ds4_str tool_name;                /* with DS4_TOOL_CHOICE_NAMED */
     const struct ds4_jt_node *answer_schema; /* of a JSON-schema response format, NULL = none */
     bool continue_last; /* the last message is an assistant's, to be continued (R11) */
     struct ds4_effort_wish wish;

@@ -302,13 +302,13 @@ static void tool_choice_has_many_spellings(void **state)
                  "\"function\": {\"name\": \"f\"}}], \"tool_choice\": %s}",
                  named[i]);
         render(&b, DS4_RELEASE_V4_0731, request);
-        assert_int_equal(b.conversation.tool_choice, DS4_CALLS_NAMED);
+        assert_int_equal(b.conversation.tool_choice, DS4_TOOL_CHOICE_NAMED);
         assert_true(ds4_str_equal(b.conversation.tool_name, DS4_STR("f")));
         close_bench(&b);
     }
     render(&b, DS4_RELEASE_V4_0731,
            "{\"messages\": [{\"role\": \"user\"}], \"tool_choice\": {\"type\": \"any\"}}");
-    assert_int_equal(b.conversation.tool_choice, DS4_CALLS_REQUIRED);
+    assert_int_equal(b.conversation.tool_choice, DS4_TOOL_CHOICE_REQUIRED);
     close_bench(&b);
 }
 

@@ -1,0 +1,427 @@
+/* Dialect of /v1/chat/completions: how answers are written (step 15); chat_request.c reads.
+ *
+ * Order of a stream, as the clients in use were seen to need it: role, reasoning, content, calls, an
+ * empty delta with finish_reason, usage if asked for, [DONE].  Only stop, length, tool_calls ever
+ * stand in finish_reason: unknown reasons make clients retry for ever.  A failure inside a stream is an
+ * error object and [DONE], without a finish chunk. */
+#include "router/api/openai_chat.h"
+
+#include "common/clock.h"
+#include "common/json_write.h"
+#include "router/api/answer.h"
+#include "router/api/chat_request.h"
+#include "router/api/logprobs.h"
+#include "router/sse.h"
+
+#define DS4_FRAME_BYTES ((size_t)64 << 20)
+
+/* ---- parts shared by chunks and whole answers ---------------------------------------------------- */
+
+static void write_head(const struct ds4_answer *answer, const char *object, struct ds4_jw *w)
+{
+    ds4_jw_object(w);
+    ds4_jw_key(w, "id");
+    ds4_jw_text(w, answer->id);
+    ds4_jw_key(w, "object");
+    ds4_jw_text(w, object);
+    ds4_jw_key(w, "created");
+    ds4_jw_int(w, answer->created_unix_s);
+    ds4_jw_key(w, "model");
+    ds4_jw_str(w, answer->choice[0].req->model);
+    ds4_jw_key(w, "system_fingerprint");
+    ds4_jw_text(w, answer->context->fingerprint);
+}
+
+static void write_usage(const struct ds4_answer *answer, struct ds4_jw *w)
+{
+    struct ds4_usage u = ds4_answer_usage(answer);
+
+    ds4_jw_key(w, "usage");
+    ds4_jw_object(w);
+    ds4_jw_key(w, "prompt_tokens");
+    ds4_jw_int(w, u.prompt_tok);
+    ds4_jw_key(w, "completion_tokens");
+    ds4_jw_int(w, u.completion_tok);
+    ds4_jw_key(w, "total_tokens");
+    ds4_jw_int(w, (int64_t)u.prompt_tok + u.completion_tok);
+    ds4_jw_key(w, "prompt_tokens_details");
+    ds4_jw_object(w);
+    ds4_jw_key(w, "cached_tokens");
+    ds4_jw_int(w, u.cached_tok);
+    ds4_jw_end(w);
+    ds4_jw_key(w, "completion_tokens_details");
+    ds4_jw_object(w);
+    ds4_jw_key(w, "reasoning_tokens");
+    ds4_jw_int(w, u.reasoning_tok);
+    ds4_jw_key(w, "accepted_prediction_tokens");
+    ds4_jw_int(w, 0);
+    ds4_jw_key(w, "rejected_prediction_tokens");
+    ds4_jw_int(w, 0);
+    ds4_jw_end(w);
+    ds4_jw_key(w, "prompt_cache_hit_tokens");
+    ds4_jw_int(w, u.cached_tok);
+    ds4_jw_key(w, "prompt_cache_miss_tokens");
+    ds4_jw_int(w, (int64_t)u.prompt_tok - u.cached_tok);
+    ds4_jw_end(w);
+}
+
+static const char *finish_reason(const struct ds4_choice *choice)
+{
+    switch (choice->result.end) {
+    case DS4_END_TOOL_CALLS:
+        return "tool_calls";
+    case DS4_END_LENGTH:
+    case DS4_END_CONTEXT:
+        return "length";
+    case DS4_END_EOS:
+    case DS4_END_STOP:
+        /* The parser knows more: a call cut inside a value ends as length. */
+        return ds4_finish_name(choice->finish.reason);
+    case DS4_END_REPETITION:
+    case DS4_END_ERROR:
+    case DS4_END_CANCELLED:
+    case DS4_N_END:
+        break;
+    }
+    return "stop";
+}
+
+/* What was asked, what was done, and why: nothing is changed silently. */
+static void write_side_field(const struct ds4_answer *answer, struct ds4_jw *w)
+{
+    const struct ds4_choice *choice = &answer->choice[0];
+    const struct ds4_request_effort *effort = &choice->req->effort;
+    struct ds4_buf list;
+
+    if (!answer->context->config->http.ds4_field)
+        return;
+    ds4_jw_key(w, "ds4");
+    ds4_jw_object(w);
+    ds4_jw_key(w, "thinking");
+    ds4_jw_str(w, effort->applied);
+    ds4_jw_key(w, "effort_requested");
+    if (effort->requested.len > 0)
+        ds4_jw_str(w, effort->requested);
+    else
+        ds4_jw_null(w);
+    ds4_jw_key(w, "effort_applied");
+    ds4_jw_str(w, effort->applied);
+    ds4_jw_key(w, "effort_source");
+    ds4_jw_str(w, effort->source);
+    ds4_jw_key(w, "downgraded");
+    ds4_jw_bool(w, effort->downgraded);
+    ds4_jw_key(w, "downgrade_reason");
+    if (effort->downgraded)
+        ds4_jw_str(w, effort->why);
+    else
+        ds4_jw_null(w);
+    ds4_jw_key(w, "stop_detail");
+    ds4_jw_text(w, ds4_end_text(choice->result.end));
+    ds4_jw_key(w, "seed");
+    ds4_jw_int(w, (int64_t)choice->req->sampling.seed);
+    ds4_jw_key(w, "truncated_tool_args");
+    ds4_jw_bool(w, choice->finish.truncated_tool_args);
+    ds4_jw_key(w, "truncated_in_reasoning");
+    ds4_jw_bool(w, choice->finish.truncated_in_reasoning);
+    ds4_jw_key(w, "downgrades");
+    ds4_buf_init(&list, DS4_FRAME_BYTES);
+    (void)ds4_buf_append_byte(&list, '[');
+    (void)ds4_buf_append_str(&list, ds4_buf_view(&answer->notes));
+    (void)ds4_buf_append_byte(&list, ']');
+    ds4_jw_raw(w, ds4_buf_view(&list));
+    ds4_buf_deinit(&list);
+    ds4_jw_end(w);
+}
+
+static void write_reasoning(const struct ds4_answer *answer, struct ds4_str text, struct ds4_jw *w)
+{
+    unsigned int field = answer->context->config->parse.reasoning_field;
+
+    if (field != DS4_REASONING_SHORT) {
+        ds4_jw_key(w, "reasoning_content");
+        ds4_jw_str(w, text);
+    }
+    if (field != DS4_REASONING_CONTENT) {
+        ds4_jw_key(w, "reasoning");
+        ds4_jw_str(w, text);
+    }
+}
+
+/* ---- chunks --------------------------------------------------------------------------------------- */
+
+struct chunk {
+    struct ds4_buf buf;
+    struct ds4_jw w;
+};
+
+/* Opens a chunk up to the inside of its delta. */
+static void open_chunk(struct chunk *chunk, const struct ds4_choice *choice)
+{
+    ds4_buf_init(&chunk->buf, DS4_FRAME_BYTES);
+    ds4_jw_init(&chunk->w, &chunk->buf);
+    write_head(choice->answer, "chat.completion.chunk", &chunk->w);
+    ds4_jw_key(&chunk->w, "choices");
+    ds4_jw_array(&chunk->w);
+    ds4_jw_object(&chunk->w);
+    ds4_jw_key(&chunk->w, "index");
+    ds4_jw_int(&chunk->w, choice->index);
+    ds4_jw_key(&chunk->w, "delta");
+    ds4_jw_object(&chunk->w);
+}
+
+static void send_chunk(struct chunk *chunk, struct ds4_choice *choice, const char *finish,
+                       bool with_logprobs, bool last)
+{
+    struct ds4_answer *answer = choice->answer;
+
+    ds4_jw_end(&chunk->w); /* delta */
+    ds4_jw_key(&chunk->w, "finish_reason");
+    ds4_jw_text(&chunk->w, finish);
+    ds4_jw_key(&chunk->w, "logprobs");
+    if (with_logprobs)
+        ds4_logprobs_take(choice, &chunk->w);
+    else
+        ds4_jw_null(&chunk->w);
+    ds4_jw_end(&chunk->w); /* choice */
+    ds4_jw_end(&chunk->w); /* choices */
+    if (answer->continuous_usage)
+        write_usage(answer, &chunk->w);
+    if (last)
+        write_side_field(answer, &chunk->w);
+    ds4_jw_end(&chunk->w);
+    ds4_sse_send_data(answer->sse, ds4_buf_view(&chunk->buf));
+    ds4_buf_deinit(&chunk->buf);
+}
+
+static void chat_begin(struct ds4_choice *choice)
+{
+    struct chunk chunk;
+
+    open_chunk(&chunk, choice);
+    ds4_jw_key(&chunk.w, "role");
+    ds4_jw_text(&chunk.w, "assistant");
+    ds4_jw_key(&chunk.w, "content");
+    ds4_jw_text(&chunk.w, "");
+    send_chunk(&chunk, choice, NULL, false, false);
+}
+
+static void write_call_delta(struct ds4_jw *w, const struct ds4_event *event, struct ds4_str text)
+{
+    ds4_jw_key(w, "tool_calls");
+    ds4_jw_array(w);
+    ds4_jw_object(w);
+    ds4_jw_key(w, "index");
+    ds4_jw_int(w, event->call);
+    if (event->kind == DS4_EVENT_CALL_BEGIN) {
+        ds4_jw_key(w, "id");
+        ds4_jw_text(w, event->id);
+        ds4_jw_key(w, "type");
+        ds4_jw_text(w, "function");
+    }
+    ds4_jw_key(w, "function");
+    ds4_jw_object(w);
+    if (event->kind == DS4_EVENT_CALL_BEGIN) {
+        ds4_jw_key(w, "name");
+        ds4_jw_str(w, text);
+    }
+    ds4_jw_key(w, "arguments");
+    ds4_jw_str(w, event->kind == DS4_EVENT_CALL_BEGIN ? DS4_STR("") : text);
+    ds4_jw_end(w);
+    ds4_jw_end(w);
+    ds4_jw_end(w);
+}
+
+static void chat_events(struct ds4_choice *choice, const struct ds4_events *events)
+{
+    struct ds4_answer *answer = choice->answer;
+    struct chunk chunk;
+
+    for (size_t i = 0; i < events->list.len; i++) {
+        const struct ds4_event *event = &events->list.ptr[i];
+        struct ds4_str text = ds4_event_text(events, event);
+
+        if (event->kind == DS4_EVENT_CALL_END || event->kind == DS4_EVENT_FINISH ||
+            (event->kind == DS4_EVENT_REASONING && !answer->include_reasoning))
+            continue;
+        open_chunk(&chunk, choice);
+        if (event->kind == DS4_EVENT_REASONING) {
+            write_reasoning(answer, text, &chunk.w);
+        } else if (event->kind == DS4_EVENT_CONTENT) {
+            ds4_jw_key(&chunk.w, "content");
+            ds4_jw_str(&chunk.w, text);
+        } else {
+            write_call_delta(&chunk.w, event, text);
+        }
+        send_chunk(&chunk, choice, NULL, choice->wants_logprobs, false);
+    }
+}
+
+static bool is_last_open(const struct ds4_choice *choice)
+{
+    return choice->answer->n_open == 0;
+}
+
+static void chat_choice_done(struct ds4_choice *choice)
+{
+    struct chunk chunk;
+
+    open_chunk(&chunk, choice);
+    send_chunk(&chunk, choice, finish_reason(choice), choice->wants_logprobs,
+               is_last_open(choice) && !choice->answer->include_usage);
+}
+
+static void chat_done(struct ds4_answer *answer)
+{
+    struct ds4_buf buf;
+    struct ds4_jw w;
+
+    if (answer->include_usage) {
+        ds4_buf_init(&buf, DS4_FRAME_BYTES);
+        ds4_jw_init(&w, &buf);
+        write_head(answer, "chat.completion.chunk", &w);
+        ds4_jw_key(&w, "choices");
+        ds4_jw_array(&w);
+        ds4_jw_end(&w);
+        write_usage(answer, &w);
+        write_side_field(answer, &w);
+        ds4_jw_end(&w);
+        ds4_sse_send_data(answer->sse, ds4_buf_view(&buf));
+        ds4_buf_deinit(&buf);
+    }
+    ds4_sse_send_data(answer->sse, DS4_STR("[DONE]"));
+}
+
+static void chat_error(struct ds4_answer *answer, const struct ds4_api_error *error)
+{
+    struct ds4_buf buf;
+
+    ds4_buf_init(&buf, DS4_FRAME_BYTES);
+    ds4_api_error_write(error, DS4_STYLE_OPENAI, "", &buf);
+    ds4_sse_send_data(answer->sse, ds4_buf_view(&buf));
+    ds4_sse_send_data(answer->sse, DS4_STR("[DONE]"));
+    ds4_buf_deinit(&buf);
+}
+
+static void chat_ping(struct ds4_answer *answer)
+{
+    ds4_sse_send_comment(answer->sse,
+                         answer->progress_text[0] != '\0' ? answer->progress_text : "keep-alive");
+}
+
+static void chat_progress(struct ds4_choice *choice, int32_t done_tok, int32_t total_tok)
+{
+    struct ds4_answer *answer = choice->answer;
+    const struct ds4_timing *t = &choice->req->timing;
+    struct ds4_buf buf;
+    struct ds4_jw w;
+
+    ds4_buf_init(&buf, DS4_FRAME_BYTES);
+    ds4_jw_init(&w, &buf);
+    write_head(answer, "chat.completion.chunk", &w);
+    ds4_jw_key(&w, "choices");
+    ds4_jw_array(&w);
+    ds4_jw_end(&w);
+    ds4_jw_key(&w, "prompt_progress");
+    ds4_jw_object(&w);
+    ds4_jw_key(&w, "total");
+    ds4_jw_int(&w, total_tok);
+    ds4_jw_key(&w, "cache");
+    ds4_jw_int(&w, choice->req->usage.cached_tok);
+    ds4_jw_key(&w, "processed");
+    ds4_jw_int(&w, done_tok);
+    ds4_jw_key(&w, "time_ms");
+    ds4_jw_int(&w, (ds4_clock_ns() - t->admitted_ns) / DS4_NS_PER_MS);
+    ds4_jw_end(&w);
+    ds4_jw_end(&w);
+    ds4_sse_send_data(answer->sse, ds4_buf_view(&buf));
+    ds4_buf_deinit(&buf);
+}
+
+/* ---- whole answers --------------------------------------------------------------------------------- */
+
+static void write_calls(const struct ds4_choice *choice, struct ds4_jw *w)
+{
+    ds4_jw_key(w, "tool_calls");
+    ds4_jw_array(w);
+    for (size_t i = 0; i < choice->calls.len; i++) {
+        const struct ds4_answer_call *call = &choice->calls.ptr[i];
+
+        ds4_jw_object(w);
+        ds4_jw_key(w, "id");
+        ds4_jw_text(w, call->id);
+        ds4_jw_key(w, "type");
+        ds4_jw_text(w, "function");
+        ds4_jw_key(w, "function");
+        ds4_jw_object(w);
+        ds4_jw_key(w, "name");
+        ds4_jw_str(w, ds4_buf_view(&call->name));
+        ds4_jw_key(w, "arguments");
+        ds4_jw_str(w, ds4_buf_view(&call->arguments));
+        ds4_jw_end(w);
+        ds4_jw_end(w);
+    }
+    ds4_jw_end(w);
+}
+
+static void write_message(const struct ds4_choice *choice, struct ds4_jw *w)
+{
+    ds4_jw_key(w, "message");
+    ds4_jw_object(w);
+    ds4_jw_key(w, "role");
+    ds4_jw_text(w, "assistant");
+    ds4_jw_key(w, "content");
+    if (choice->content.len == 0 && choice->calls.len > 0)
+        ds4_jw_null(w);
+    else
+        ds4_jw_str(w, ds4_buf_view(&choice->content));
+    ds4_jw_key(w, "refusal");
+    ds4_jw_null(w);
+    if (choice->reasoning.len > 0 && choice->answer->include_reasoning)
+        write_reasoning(choice->answer, ds4_buf_view(&choice->reasoning), w);
+    if (choice->calls.len > 0)
+        write_calls(choice, w);
+    ds4_jw_end(w);
+}
+
+static void chat_whole(struct ds4_answer *answer, struct ds4_buf *body)
+{
+    struct ds4_jw w;
+
+    ds4_jw_init(&w, body);
+    write_head(answer, "chat.completion", &w);
+    ds4_jw_key(&w, "service_tier");
+    ds4_jw_null(&w);
+    ds4_jw_key(&w, "choices");
+    ds4_jw_array(&w);
+    for (int32_t i = 0; i < answer->n_choice; i++) {
+        struct ds4_choice *choice = &answer->choice[i];
+
+        ds4_jw_object(&w);
+        ds4_jw_key(&w, "index");
+        ds4_jw_int(&w, choice->index);
+        write_message(choice, &w);
+        ds4_jw_key(&w, "finish_reason");
+        ds4_jw_text(&w, finish_reason(choice));
+        ds4_jw_key(&w, "logprobs");
+        ds4_logprobs_take(choice, &w);
+        ds4_jw_end(&w);
+    }
+    ds4_jw_end(&w);
+    write_usage(answer, &w);
+    write_side_field(answer, &w);
+    ds4_jw_end(&w);
+}
+
+const struct ds4_dialect ds4_dialect_openai_chat = {
+    .api = DS4_API_CHAT,
+    .style = DS4_STYLE_OPENAI,
+    .parse = ds4_chat_request_parse,
+    .begin = chat_begin,
+    .events = chat_events,
+    .choice_done = chat_choice_done,
+    .done = chat_done,
+    .error = chat_error,
+    .ping = chat_ping,
+    .progress = chat_progress,
+    .whole = chat_whole,
+};

@@ -1,0 +1,335 @@
+/* The running router: what is opened in which order, and how it ends.
+ *
+ * One uv loop thread does everything.  SIGTERM drains: new requests get 503, running streams finish,
+ * and the loop ends when the last exchange has, or after cluster.drain_s.  Workers are services of their
+ * own and keep their weights; a router that comes back forms a new generation with them. */
+#include "router/app.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/metrics.h"
+#include "common/model.h"
+#include "common/service.h"
+#include "common/weights_file.h"
+#include "router/api/routes.h"
+#include "router/bus.h"
+#include "router/cluster.h"
+#include "router/sched/sched.h"
+#include "router/server.h"
+#include "router/text/bpe.h"
+#include "router/text/vocab_load.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <uv.h>
+#include <xxhash.h>
+
+#define DS4_HALF_CLOSE_MS 5000
+#define DS4_DRAIN_LOOK_MS 50
+#define DS4_LAST_WORDS_MS 2000 /* connections get so long to take their last bytes */
+
+struct ds4_app {
+    const struct ds4_config *config;
+    uv_loop_t loop;
+    bool loop_open;
+    uv_poll_t signals;
+    uv_timer_t ticker; /* watchdog pings, and the end of a drain */
+    int signal_fd;
+    struct ds4_model_shape shape;
+    struct ds4_vocab *vocab;
+    struct ds4_bpe *bpe;
+    struct ds4_metrics *metrics;
+    struct ds4_bus *bus;
+    struct ds4_sched *sched;
+    struct ds4_cluster *cluster;
+    struct ds4_server *server;
+    struct ds4_api_context api;
+    bool draining;
+    int64_t drain_until_ns;
+};
+
+/* ---- model --------------------------------------------------------------------------------------- */
+
+/* The name clients see: the setting, else general.name in lower case with dashes, else the file's. */
+static void choose_model_name(struct ds4_app *app)
+{
+    const char *base = strrchr(app->config->model.path, '/');
+    const char *from = app->config->model.name;
+    size_t n = 0;
+
+    if (from[0] == '\0')
+        from = app->shape.name;
+    if (from[0] == '\0')
+        from = base != NULL ? base + 1 : app->config->model.path;
+    for (; *from != '\0' && n + 1 < sizeof(app->api.model_name); from++) {
+        unsigned char c = (unsigned char)*from;
+
+        app->api.model_name[n++] = (char)(c >= 'A' && c <= 'Z'             ? c - 'A' + 'a'
+                                          : c == ' ' || c < ' ' || c > '~' ? '-'
+                                                                           : c);
+    }
+    app->api.model_name[n] = '\0';
+}
+
+static int open_model(struct ds4_app *app, struct ds4_err *err)
+{
+    struct ds4_weights_file *wf = ds4_weights_open(app->config->model.path, DS4_WEIGHTS_PREAD, err);
+    struct ds4_str name;
+    int rc = -1;
+
+    if (wf == NULL)
+        return -1;
+    if (ds4_model_read(wf, &app->shape, err) == 0 &&
+        ds4_model_check_vocab(wf, app->shape.n_vocab, err) == 0 &&
+        ds4_model_release(wf, (enum ds4_release)app->config->model.release, &app->api.release,
+                          err) == 0)
+        rc = 0;
+    ds4_weights_close(wf);
+    if (rc != 0)
+        return ds4_err_wrap(err, "%s", app->config->model.path);
+    app->vocab = ds4_vocab_load(app->config->model.path, NULL, err);
+    if (app->vocab == NULL)
+        return ds4_err_wrap(err, "%s", app->config->model.path);
+    if (ds4_vocab_require_chat(app->vocab, app->api.release == DS4_RELEASE_V41, err) != 0)
+        return -1;
+    app->bpe = ds4_bpe_new(app->vocab, err);
+    if (app->bpe == NULL)
+        return -1;
+    choose_model_name(app);
+    name = ds4_str_view(app->api.model_name);
+    (void)snprintf(app->api.fingerprint, sizeof(app->api.fingerprint), "ds4-%s-%08x", DS4_VERSION,
+                   (unsigned)XXH3_64bits(name.ptr, name.len));
+    return 0;
+}
+
+/* ---- parts ----------------------------------------------------------------------------------------- */
+
+static int open_engine(struct ds4_app *app, struct ds4_err *err)
+{
+    const struct ds4_config *c = app->config;
+    const struct ds4_sched_config sched = {
+        .max_seqs = c->sched.max_seqs,
+        .default_max_new = c->sched.default_max_new,
+        .queue_max = c->sched.queue_max,
+        .queue_ms = c->sched.queue_s * 1000,
+        .chunk_tok = c->sched.chunk_tok,
+        .inflight = c->sched.inflight > 0 ? c->sched.inflight : ds4_config_stages(c),
+        .hot_window_tok = c->kv.hot_window,
+        .vocab = app->shape.n_vocab,
+        .step_ms = c->watchdog.step_s * 1000,
+        .prefill_ms = c->watchdog.prefill_s * 1000,
+        .metrics = app->metrics,
+    };
+    const struct ds4_cluster_config cluster = {
+        .n_stage = ds4_config_stages(c),
+        .context_tok = c->model.context,
+        .n_blocks = c->kv.blocks,
+        .lost_ms = c->cluster.lost_ms,
+        .first_generation = (uint32_t)(ds4_clock_unix_ns() / DS4_NS_PER_SEC),
+        .metrics = app->metrics,
+    };
+    struct ds4_sched_port sched_port;
+    struct ds4_cluster_port cluster_port;
+
+    app->metrics = ds4_metrics_new(app->api.model_name, err);
+    if (app->metrics == NULL)
+        return -1;
+    app->bus = ds4_bus_open(&app->loop, c->cluster.endpoint_dir, app->metrics, err);
+    if (app->bus == NULL)
+        return -1;
+    sched_port = ds4_bus_sched_port(app->bus);
+    cluster_port = ds4_bus_cluster_port(app->bus);
+    app->sched = ds4_sched_new(&sched, &sched_port, err);
+    if (app->sched == NULL)
+        return -1;
+    app->cluster = ds4_cluster_new(&cluster, &cluster_port, app->sched, err);
+    if (app->cluster == NULL)
+        return -1;
+    ds4_bus_attach(app->bus, app->cluster);
+    return 0;
+}
+
+static void join_origins(const struct ds4_config_texts *origins, char *out, size_t size)
+{
+    size_t used = 0;
+
+    out[0] = '\0';
+    for (int32_t i = 0; i < origins->n && used < size; i++)
+        used += (size_t)snprintf(out + used, size - used, "%s%s", i == 0 ? "" : ",", origins->v[i]);
+}
+
+static int open_server(struct ds4_app *app, struct ds4_err *err)
+{
+    static char origins[4096]; /* borrowed by the server for the process's life */
+    const struct ds4_config *c = app->config;
+    struct ds4_server_config server = {
+        .listen = c->http.listen,
+        .port = c->http.port,
+        .open = c->http.open,
+        .keys_file = c->http.keys_file,
+        .max_body_bytes = (size_t)c->http.max_body,
+        .out_buf_bytes = 2 * (size_t)c->http.out_buf,
+        .half_close_ms = DS4_HALF_CLOSE_MS,
+        .cors_origins = origins,
+        .context = &app->api,
+        .refuse = ds4_routes_refuse,
+    };
+
+    join_origins(&c->http.cors_origins, origins, sizeof(origins));
+    app->api.loop = &app->loop;
+    app->api.config = c;
+    app->api.shape = &app->shape;
+    app->api.vocab = app->vocab;
+    app->api.bpe = app->bpe;
+    app->api.cluster = app->cluster;
+    app->api.sched = app->sched;
+    app->api.metrics = app->metrics;
+    app->api.started_unix_s = ds4_clock_unix_ns() / DS4_NS_PER_SEC;
+    server.routes = ds4_routes(&app->api, &server.n_routes);
+    app->server = ds4_server_open(&app->loop, &server, err);
+    return app->server == NULL ? -1 : 0;
+}
+
+/* ---- signals and the end ------------------------------------------------------------------------------ */
+
+static void start_drain(struct ds4_app *app)
+{
+    if (app->draining) {
+        uv_stop(&app->loop);
+        return;
+    }
+    app->draining = true;
+    app->api.draining = true;
+    app->drain_until_ns = ds4_clock_ns() + (int64_t)app->config->cluster.drain_s * DS4_NS_PER_SEC;
+    ds4_service_stopping();
+    ds4_log(DS4_LOG_INFO, "router.drain", "open=%zu limit_s=%d", ds4_server_n_open(app->server),
+            app->config->cluster.drain_s);
+    ds4_server_stop_listening(app->server);
+    ds4_cluster_drain(app->cluster);
+}
+
+static void on_signal(uv_poll_t *poll, int status, int events)
+{
+    struct ds4_app *app = poll->data;
+    int signum;
+
+    (void)status;
+    (void)events;
+    while ((signum = ds4_service_next_signal(app->signal_fd)) != 0)
+        if (signum == SIGTERM || signum == SIGINT)
+            start_drain(app);
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+    struct ds4_app *app = timer->data;
+
+    ds4_service_ping();
+    if (app->draining &&
+        (ds4_server_n_open(app->server) == 0 || ds4_clock_ns() >= app->drain_until_ns))
+        uv_stop(&app->loop);
+}
+
+static int start_loop(struct ds4_app *app, struct ds4_err *err)
+{
+    int64_t ping_ms = ds4_service_watchdog_ms();
+    uint64_t every = DS4_DRAIN_LOOK_MS;
+
+    if (uv_poll_init(&app->loop, &app->signals, app->signal_fd) != 0 ||
+        uv_timer_init(&app->loop, &app->ticker) != 0)
+        return ds4_fail(err, DS4_E_IO, "could not watch for signals");
+    app->signals.data = app;
+    app->ticker.data = app;
+    (void)uv_poll_start(&app->signals, UV_READABLE, on_signal);
+    if (ping_ms > 0 && (uint64_t)ping_ms < every)
+        every = (uint64_t)ping_ms;
+    (void)uv_timer_start(&app->ticker, on_tick, every, every);
+    return 0;
+}
+
+struct ds4_app *ds4_app_open(const struct ds4_config *config, int signal_fd, int *exit_code,
+                             struct ds4_err *err)
+{
+    struct ds4_app *app = calloc(1, sizeof(*app));
+
+    *exit_code = DS4_EXIT_CONFIG;
+    if (app == NULL) {
+        (void)ds4_fail(err, DS4_E_NOMEM, "no memory for the router");
+        return NULL;
+    }
+    app->config = config;
+    app->signal_fd = signal_fd;
+    if (uv_loop_init(&app->loop) != 0) {
+        (void)ds4_fail(err, DS4_E_IO, "could not open the event loop");
+        free(app);
+        return NULL;
+    }
+    app->loop_open = true;
+    if (open_model(app, err) != 0 || open_engine(app, err) != 0 || open_server(app, err) != 0 ||
+        start_loop(app, err) != 0) {
+        if (err->code == DS4_E_IO || err->code == DS4_E_BUSY)
+            *exit_code =
+                app->bus != NULL || err->code == DS4_E_BUSY ? DS4_EXIT_TEMPORARY : DS4_EXIT_CONFIG;
+        ds4_app_close(app);
+        return NULL;
+    }
+    ds4_log(DS4_LOG_INFO, "router.start",
+            "model=%s release=%s vocab=%d layers=%d stages=%d listen=%s port=%d "
+            "think_default=%s think_floor=%d",
+            app->api.model_name, ds4_config_choice("model.release", app->api.release),
+            app->shape.n_vocab, app->shape.n_layer, ds4_config_stages(config), config->http.listen,
+            ds4_server_port(app->server),
+            ds4_config_choice("think.default", config->think.default_effort),
+            config->think.max_min_context);
+    return app;
+}
+
+int ds4_app_run(struct ds4_app *app)
+{
+    ds4_service_ready();
+    (void)uv_run(&app->loop, UV_RUN_DEFAULT);
+    ds4_log(DS4_LOG_INFO, "router.stop", "open=%zu", ds4_server_n_open(app->server));
+    return DS4_EXIT_OK;
+}
+
+static void close_handle(uv_handle_t *handle, void *arg)
+{
+    (void)arg;
+    if (!uv_is_closing(handle))
+        uv_close(handle, NULL);
+}
+
+/* Lets closing connections and handles finish, for a bounded time. */
+static void run_out(struct ds4_app *app)
+{
+    struct ds4_deadline deadline = ds4_deadline_in_ms(DS4_LAST_WORDS_MS);
+
+    while (!ds4_deadline_passed(deadline) && uv_run(&app->loop, UV_RUN_NOWAIT) != 0 &&
+           app->server != NULL && ds4_server_n_open(app->server) > 0)
+        ;
+}
+
+void ds4_app_close(struct ds4_app *app)
+{
+    if (app == NULL)
+        return;
+    if (app->bus != NULL)
+        ds4_bus_attach(app->bus, NULL);
+    ds4_cluster_free(app->cluster);
+    ds4_sched_free(app->sched); /* requests still held end with an error now */
+    run_out(app);
+    ds4_server_close(app->server);
+    ds4_bus_close(app->bus);
+    ds4_metrics_free(app->metrics);
+    ds4_bpe_free(app->bpe);
+    ds4_vocab_free(app->vocab);
+    if (app->loop_open) {
+        uv_walk(&app->loop, close_handle, NULL);
+        (void)uv_run(&app->loop, UV_RUN_NOWAIT);
+        (void)uv_loop_close(&app->loop);
+    }
+    free(app);
+}
