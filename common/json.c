@@ -93,39 +93,61 @@ static size_t scan_string(struct scan *scan, size_t i)
     return i < text.len ? i + 1 : text.len;
 }
 
-static bool is_number_byte(char c)
+static size_t skip_digits(struct ds4_str text, size_t i)
 {
-    return (c >= '0' && c <= '9') || c == '-' || c == '+' || c == '.' || c == 'e' || c == 'E';
+    while (i < text.len && text.ptr[i] >= '0' && text.ptr[i] <= '9')
+        i++;
+    return i;
 }
 
-/* Walks the number at i.  Only long or exponent-bearing numbers can be out of range. */
+/* The end of the number at i as RFC 8259 spells it, or i if it is none. */
+static size_t number_end(struct ds4_str text, size_t i, bool *is_real)
+{
+    size_t first = i + (text.ptr[i] == '-');
+    size_t end = skip_digits(text, first), part;
+
+    *is_real = false;
+    if (end == first || (text.ptr[first] == '0' && end > first + 1))
+        return i;
+    if (end < text.len && text.ptr[end] == '.') {
+        *is_real = true;
+        part = end + 1;
+        end = skip_digits(text, part);
+        if (end == part)
+            return i;
+    }
+    if (end < text.len && (text.ptr[end] | 0x20) == 'e') {
+        *is_real = true;
+        part = end + 1;
+        part += part < text.len && (text.ptr[part] == '+' || text.ptr[part] == '-');
+        end = skip_digits(text, part);
+        if (end == part)
+            return i;
+    }
+    return end;
+}
+
+/* Walks the number at i and patches it if it is out of range; returns the offset after it. */
 static size_t scan_number(struct scan *scan, size_t i)
 {
-    size_t end = i;
-    bool is_real = false, has_exponent = false;
     const char *first = scan->text.ptr + i;
-    char *stop;
+    bool is_real, is_wide;
+    size_t end = number_end(scan->text, i, &is_real);
     double value;
 
-    while (end < scan->text.len && is_number_byte(scan->text.ptr[end])) {
-        has_exponent = has_exponent || (scan->text.ptr[end] | 0x20) == 'e';
-        is_real = is_real || has_exponent || scan->text.ptr[end] == '.';
-        end++;
-    }
-    if (end - i <= DS4_JSON_SAFE_DIGITS && !has_exponent)
+    if (end == i)
+        return i + 1;
+    errno = 0;
+    is_wide =
+        !is_real && end - i > DS4_JSON_SAFE_DIGITS && (strtoll(first, NULL, 10), errno == ERANGE);
+    if (!is_real && !is_wide)
         return end;
-    /* The text goes on with a byte that ends the number or, at the very end, with the NUL of the
-     * terminated copy, so strtod stops at `end` unless the syntax is wrong anyway. */
-    value = strtod(first, &stop);
-    if (stop != scan->text.ptr + end)
-        return end;
-    if (isinf(value)) {
+    /* The text is a terminated copy, and what follows a number does not continue one. */
+    value = strtod(first, NULL);
+    if (isinf(value))
         patch(scan, i, end - i,
               value < 0 ? "-" DS4_JSON_MAX_DOUBLE_TEXT : DS4_JSON_MAX_DOUBLE_TEXT);
-        return end;
-    }
-    errno = 0;
-    if (!is_real && (strtoll(first, NULL, 10), errno == ERANGE))
+    else if (is_wide)
         patch(scan, end, 0, "e0");
     return end;
 }

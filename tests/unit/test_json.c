@@ -40,6 +40,9 @@ static void bad_text_is_refused_with_its_place(void **state)
         {{"[\"\\u12\"]", 8}, "line 1"},
         {{"[12345678901234567890e]", 23}, "line 1"},
         {{"{\"a\\u0000b\": 1}", 15}, "line 1"},
+        {{"[01e400]", 8}, "line 1"},
+        {{"[1.e400]", 8}, "line 1"},
+        {{"[-.1e400]", 9}, "line 1"},
         {{"[1\0]", 4}, "NUL at byte 2"},
         {{"\"\\ud800", 7}, "line 1"},
         {{"\"\\", 2}, "line 1"},
@@ -119,6 +122,7 @@ static void numbers_out_of_range_become_doubles(void **state)
 {
     struct ds4_json *doc = parse("[9223372036854775807, 9223372036854775808, -9223372036854775809, "
                                  "123456789012345678901234567890, 1e400, -1e400, 1.5, \"1e400\"]");
+    char digits[401];
 
     (void)state;
     assert_int_equal(ds4_json_type(ds4_json_at(doc, 0)), DS4_JSON_INT);
@@ -131,6 +135,11 @@ static void numbers_out_of_range_become_doubles(void **state)
     assert_true(ds4_json_double(ds4_json_at(doc, 5)) == -DBL_MAX);
     assert_true(ds4_json_double(ds4_json_at(doc, 6)) == 1.5);
     assert_true(ds4_str_equal(ds4_json_str(ds4_json_at(doc, 7)), DS4_STR("1e400")));
+    ds4_json_free(doc);
+    memset(digits, '9', sizeof(digits) - 1);
+    digits[sizeof(digits) - 1] = '\0';
+    doc = parse(digits);
+    assert_true(ds4_json_double(doc) == DBL_MAX);
     ds4_json_free(doc);
     doc = parse("99999999999999999999");
     assert_true(ds4_json_double(doc) == 1e20);

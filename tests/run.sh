@@ -1,0 +1,70 @@
+#!/bin/bash
+# Runs test programs one after the other and adds up their counts.
+#
+#   tests/run.sh CONFIG PROGRAM...
+#
+# A PROGRAM is a cmocka program, a Python script whose last line is "N passed, N failed", or a fuzz
+# target: its corpus is replayed, or, with FUZZ_SECONDS set, it searches for so long.  A program that
+# ends without a count, by a signal or a non-zero status counts as one failure more than it reports.
+# Output is shown only of programs that failed.  The last line is the sum.
+set -u
+config=$1
+shift
+seconds=${TEST_SECONDS:-600} # a program may take so long
+passed=0 failed=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+run_fuzz() {
+    local name=${1##*/fuzz_}
+    local corpus=tests/fuzz/corpus/$name
+
+    if [ "$config" != fuzz ]; then
+        "$1" "$corpus"
+    elif [ -n "${FUZZ_SECONDS:-}" ]; then
+        mkdir -p "build/corpus/$name"
+        "$1" -max_total_time="$FUZZ_SECONDS" -timeout=20 -rss_limit_mb=3072 -print_final_stats=1 \
+            -artifact_prefix="build/corpus/crash-$name-" "build/corpus/$name" "$corpus" &&
+            echo "1 passed, 0 failed"
+    else
+        "$1" -runs=0 -timeout=20 -rss_limit_mb=3072 "$corpus" && echo "1 passed, 0 failed"
+    fi
+}
+
+run_one() {
+    case $1 in
+    *.py) timeout -k 10 "$seconds" python3 "$1" --config "$config" ;;
+    */fuzz_*) run_fuzz "$1" ;;
+    *) timeout -k 10 "$seconds" "$1" ;;
+    esac
+}
+
+# The sums over all groups of a cmocka program, or the last "N passed, N failed".
+count() {
+    awk '
+        /^\[  PASSED  \] [0-9]+ test/ { p += $4; seen = 1 }
+        /^\[  FAILED  \] [0-9]+ test/ { f += $4; seen = 1 }
+        /^[0-9]+ passed, [0-9]+ failed$/ { lp = $1; lf = $3; line = 1 }
+        END { if (line) print lp, lf; else if (seen) print p + 0, f + 0 }' "$log"
+}
+
+for program in "$@"; do
+    run_one "$program" >"$log" 2>&1
+    rc=$?
+    read -r p f <<<"$(count)"
+    p=${p:-0} f=${f:-0}
+    if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then
+        f=1
+    elif [ $rc -eq 0 ] && [ $((p + f)) -eq 0 ] && ! grep -q 'SKIPPED' "$log"; then
+        f=1
+    fi
+    passed=$((passed + p)) failed=$((failed + f))
+    if [ "$f" -ne 0 ]; then
+        tail -n 200 "$log"
+        echo "FAILED  $program: $p passed, $f failed, exit status $rc"
+    else
+        echo "ok      $program: $p passed$(sed -n 's/^\[  SKIPPED \] \([0-9]*\) test.*/, \1 skipped/p' "$log")"
+    fi
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
