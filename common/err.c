@@ -7,6 +7,7 @@
 
 #include "common/utf8.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -18,46 +19,38 @@ static void end_at_character(char *msg)
     msg[text.len - ds4_utf8_cut_tail(text)] = '\0';
 }
 
-int ds4_vfail(struct ds4_err *err, enum ds4_code code, const char *fmt, va_list args)
-{
-    if (err == NULL)
-        return -1;
-    err->code = code;
-    (void)vsnprintf(err->msg, sizeof(err->msg), fmt, args);
-    end_at_character(err->msg);
-    return -1;
-}
-
-int ds4_fail(struct ds4_err *err, enum ds4_code code, const char *fmt, ...)
+void ds4_err_fill(struct ds4_err *err, enum ds4_code code, const char *fmt, ...)
 {
     va_list args;
 
+    if (err == NULL)
+        return;
+    err->code = code;
     va_start(args, fmt);
-    (void)ds4_vfail(err, code, fmt, args);
+    (void)vsnprintf(err->msg, sizeof(err->msg), fmt, args);
     va_end(args);
-    return -1;
+    end_at_character(err->msg);
 }
 
-int ds4_err_wrap(struct ds4_err *err, const char *fmt, ...)
+void ds4_err_prefix(struct ds4_err *err, const char *fmt, ...)
 {
     char whole[DS4_ERR_MSG_BYTES + sizeof(": ") + DS4_ERR_MSG_BYTES];
     va_list args;
     int used;
 
     if (err == NULL)
-        return -1;
+        return;
     va_start(args, fmt);
     used = vsnprintf(whole, DS4_ERR_MSG_BYTES, fmt, args);
     va_end(args);
     if (used < 0)
-        return -1;
+        return;
     if (used >= DS4_ERR_MSG_BYTES)
         used = DS4_ERR_MSG_BYTES - 1;
     (void)snprintf(whole + used, sizeof(whole) - (size_t)used, ": %s", err->msg);
     memcpy(err->msg, whole, sizeof(err->msg));
     err->msg[sizeof(err->msg) - 1] = '\0';
     end_at_character(err->msg);
-    return -1;
 }
 
 const char *ds4_code_text(enum ds4_code code)

@@ -6,7 +6,6 @@
 #ifndef DS4_COMMON_ERR_H
 #define DS4_COMMON_ERR_H
 
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -41,17 +40,19 @@ struct ds4_err {
     char msg[DS4_ERR_MSG_BYTES];
 };
 
-/* Fills *err (which may be NULL) and returns -1, so a failing function ends with
- * `return ds4_fail(err, DS4_E_INVALID, "top_p is %g, must be in (0, 1]", top_p);` */
-int ds4_fail(struct ds4_err *err, enum ds4_code code, const char *fmt, ...)
+/* Fills *err (which may be NULL) and is -1, so a failing function ends with
+ * `return ds4_fail(err, DS4_E_INVALID, "top_p is %g, must be in (0, 1]", top_p);`
+ * A macro, because the compiler and the analyzer must see that the value is -1: otherwise every output
+ * of a failing callee looks like it might be read. */
+#define ds4_fail(...) (ds4_err_fill(__VA_ARGS__), -1)
+/* Puts "context: " before the message; keeps the code; is -1. */
+#define ds4_err_wrap(...) (ds4_err_prefix(__VA_ARGS__), -1)
+
+/* What the macros call. */
+void ds4_err_fill(struct ds4_err *err, enum ds4_code code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-
-/* ds4_fail with a va_list. */
-int ds4_vfail(struct ds4_err *err, enum ds4_code code, const char *fmt, va_list args)
-    __attribute__((format(printf, 3, 0)));
-
-/* Puts "context: " before the message; keeps the code.  Returns -1. */
-int ds4_err_wrap(struct ds4_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void ds4_err_prefix(struct ds4_err *err, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* The text of a code; "unknown code" for a value outside the table. */
 const char *ds4_code_text(enum ds4_code code);

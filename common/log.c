@@ -129,7 +129,7 @@ __attribute__((format(printf, 3, 0))) static void vlog(enum ds4_log_level level,
         n = vsnprintf(line + used, cap - used, fmt, args);
         if (n > 0 && (size_t)n >= cap - used) {
             used = cap - 1;
-            memcpy(line + used - strlen(DS4_LOG_CUT), DS4_LOG_CUT, strlen(DS4_LOG_CUT));
+            (void)stpcpy(line + used - strlen(DS4_LOG_CUT), DS4_LOG_CUT);
         } else if (n > 0) {
             used += (size_t)n;
         }

@@ -78,7 +78,7 @@ static int split_label(char *text, struct ds4_label *label)
         if (DS4_VEC_PUSH(&label->values, v) != 0)
             return -1;
     }
-    return 0;
+    return label->values.len > 0 ? 0 : -1;
 }
 
 static int build_family(struct ds4_family *family, enum ds4_metric id, size_t *n_slots)
