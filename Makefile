@@ -193,7 +193,7 @@ format: ## clang-format in place
 	git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' | xargs -r clang-format-14 -i
 
 lint: $(BUILD)/gen/proto/ds4.pb-c.h ## format, include table, limits, banned calls, clang-tidy, shellcheck
-	@CFLAGS='$(filter-out -Werror,$(CFLAGS_ALL))' BUILD=$(BUILD) tests/lint.sh
+	@CFLAGS='$(filter-out -Werror -DDS4_VERSION=%,$(CFLAGS_ALL))' BUILD=$(BUILD) tests/lint.sh
 
 # ---- use ----------------------------------------------------------------------------------------
 install: $(BINS) ## into $(DESTDIR)$(PREFIX): programs, units, example settings

@@ -7,7 +7,6 @@
 
 #include "common/utf8.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -19,17 +18,23 @@ static void end_at_character(char *msg)
     msg[text.len - ds4_utf8_cut_tail(text)] = '\0';
 }
 
+int ds4_vfail(struct ds4_err *err, enum ds4_code code, const char *fmt, va_list args)
+{
+    if (err == NULL)
+        return -1;
+    err->code = code;
+    (void)vsnprintf(err->msg, sizeof(err->msg), fmt, args);
+    end_at_character(err->msg);
+    return -1;
+}
+
 void ds4_err_fill(struct ds4_err *err, enum ds4_code code, const char *fmt, ...)
 {
     va_list args;
 
-    if (err == NULL)
-        return;
-    err->code = code;
     va_start(args, fmt);
-    (void)vsnprintf(err->msg, sizeof(err->msg), fmt, args);
+    (void)ds4_vfail(err, code, fmt, args);
     va_end(args);
-    end_at_character(err->msg);
 }
 
 void ds4_err_prefix(struct ds4_err *err, const char *fmt, ...)

@@ -6,6 +6,7 @@
 #ifndef DS4_COMMON_ERR_H
 #define DS4_COMMON_ERR_H
 
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -44,11 +45,18 @@ struct ds4_err {
  * `return ds4_fail(err, DS4_E_INVALID, "top_p is %g, must be in (0, 1]", top_p);`
  * A macro, because the compiler and the analyzer must see that the value is -1: otherwise every output
  * of a failing callee looks like it might be read. */
-#define ds4_fail(...) (ds4_err_fill(__VA_ARGS__), -1)
+#define ds4_fail(...) (ds4_err_fill(__VA_ARGS__), ds4_failed())
+/* The same for a va_list. */
+int ds4_vfail(struct ds4_err *err, enum ds4_code code, const char *fmt, va_list args)
+    __attribute__((format(printf, 3, 0)));
 /* Puts "context: " before the message; keeps the code; is -1. */
-#define ds4_err_wrap(...) (ds4_err_prefix(__VA_ARGS__), -1)
+#define ds4_err_wrap(...) (ds4_err_prefix(__VA_ARGS__), ds4_failed())
 
 /* What the macros call. */
+static inline int ds4_failed(void)
+{
+    return -1;
+}
 void ds4_err_fill(struct ds4_err *err, enum ds4_code code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 void ds4_err_prefix(struct ds4_err *err, const char *fmt, ...)
