@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (bpe == NULL) {
         const struct ds4_vocab *vocab =
-            ds4_vocab_load("tests/data/ds4-tiny.tokenizer.json", NULL, NULL);
+            ds4_vocab_load("tests/data/model/ds4-tiny.tokenizer.json", NULL, NULL);
 
         if (vocab == NULL || (bpe = ds4_bpe_new(vocab, NULL)) == NULL)
             abort();

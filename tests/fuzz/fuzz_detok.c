@@ -16,7 +16,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct ds4_buf out;
 
     if (vocab == NULL)
-        vocab = ds4_vocab_load("tests/data/ds4-tiny.tokenizer.json", NULL, NULL);
+        vocab = ds4_vocab_load("tests/data/model/ds4-tiny.tokenizer.json", NULL, NULL);
     if (vocab == NULL)
         abort();
     ds4_buf_init(&out, MAX_BYTES);

@@ -14,7 +14,7 @@
 
 #define N_BYTE      256
 #define MAX_ENTRIES 300
-#define TINY_JSON   "tests/data/ds4-tiny.tokenizer.json"
+#define TINY_JSON   "tests/data/model/ds4-tiny.tokenizer.json"
 #define TINY_GGUF   "tests/data/ds4-tiny.gguf"
 
 /* A hand-made table: the 256 bytes at ids 0..255, then what a test adds. */
