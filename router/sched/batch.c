@@ -73,7 +73,7 @@ static void move_one(struct ds4_batch *batch, int32_t from, int32_t to)
     dest->ptr[dest->len - 1]->group = to;
 }
 
-/* After a removal: no more groups than wanted, sizes within one. */
+/* After a join or a leave: no more groups than wanted, sizes within one. */
 static void balance(struct ds4_batch *batch)
 {
     int32_t want = groups_for(batch, batch->n_decode);
@@ -128,6 +128,7 @@ int ds4_batch_start_decode(struct ds4_batch *batch, struct ds4_seq *seq, struct 
     seq->group = extreme_group(batch, false);
     home = &batch->group[seq->group].member;
     home->ptr[home->len++] = seq;
+    balance(batch); /* a group that was split because it outgrew a step */
     return 0;
 }
 
