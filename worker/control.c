@@ -116,7 +116,7 @@ static void send_health(struct control *c)
     struct ds4_err err = {0};
 
     c->heartbeat = ds4_deadline_in_ms(c->config.heartbeat_ms);
-    if (!c->link_up)
+    if (!c->link_up || !c->loaded) /* nothing before HELLO, which needs the loaded stage */
         return;
     ds4_loop_get_status(c->loop, &status);
     health = (struct ds4_health){
@@ -134,8 +134,7 @@ static void send_health(struct control *c)
         .wait_command_seconds = status.wait_command_seconds,
         .rss_bytes = rss_bytes(),
     };
-    if (stage != NULL)
-        ds4_stage_health(stage, &health);
+    ds4_stage_health(stage, &health);
     snprintf(health.message, sizeof(health.message), "%s", c->message);
     ds4_buf_clear(&c->out);
     send_out(c, DS4_FRAME_HEALTH, ds4_codec_encode_health(&health, &c->out, &err), &err);
@@ -179,7 +178,7 @@ static void leave(struct control *c, bool drain, const char *why)
     }
     ds4_service_stopping();
     set_state(c, DS4_WORKER_DRAINING, why);
-    if (ds4_loop_stage(c->loop) == NULL) { /* loading cannot be interrupted, nor needs it be */
+    if (!c->loaded) { /* loading cannot be interrupted, nor needs it be */
         finish(c, DS4_EXIT_OK);
         return;
     }
@@ -310,12 +309,12 @@ static void take_links(struct control *c)
         c->gate.next_sequence = 0;
         ds4_log(DS4_LOG_INFO, "router.link", "up=%d stale_frames=%" PRIu64 " lost_frames=%" PRIu64,
                 c->link_up, c->gate.n_stale, c->gate.n_lost);
-        if (!c->link_up)
+        if (!c->link_up) {
             leave_generation(c, "the router is gone");
-        else if (ds4_loop_stage(c->loop) != NULL)
+        } else if (c->loaded) {
             send_hello(c);
-        if (c->link_up)
             send_health(c);
+        }
     }
 }
 
@@ -375,6 +374,7 @@ static void take_events(struct control *c)
     while (!c->done && ds4_loop_next_event(c->loop, &event)) {
         switch (event.kind) {
         case DS4_LOOP_LOADED:
+            c->loaded = true;
             if (c->link_up)
                 send_hello(c);
             set_state(c, DS4_WORKER_IDLE, "");
@@ -474,7 +474,7 @@ static void report_loading(struct control *c)
  * extended, because a router that comes late must not cost the loaded weights. */
 static void tell_service_manager(struct control *c)
 {
-    if (!c->announced && c->welcomed && ds4_loop_stage(c->loop) != NULL) {
+    if (!c->announced && c->welcomed && c->loaded) {
         ds4_service_ready();
         c->announced = true;
         c->extend = never;
