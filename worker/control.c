@@ -45,6 +45,7 @@ struct control {
     uint32_t generation; /* being formed or formed; 0 = none */
     char message[128];   /* why the last one ended */
     bool link_up;
+    bool loaded;
     bool welcomed;  /* the router of this link has answered */
     bool announced; /* READY=1 was said */
     struct ds4_deadline heartbeat;

@@ -25,19 +25,18 @@ struct step_note {
 
 static struct {
     atomic_int stage;
-    atomic_int layer;
+    _Atomic(const struct ds4_stage *) running;
     atomic_uint_fast64_t n_noted;
     struct step_note note[DS4_FATAL_STEPS];
     atomic_flag leaving;
     pthread_mutex_t report_lock; /* guards the two below */
     ds4_fatal_report_fn report;
     void *report_arg;
-} fatal = {.layer = -1, .leaving = ATOMIC_FLAG_INIT, .report_lock = PTHREAD_MUTEX_INITIALIZER};
+} fatal = {.leaving = ATOMIC_FLAG_INIT, .report_lock = PTHREAD_MUTEX_INITIALIZER};
 
 void ds4_fatal_init(int32_t stage)
 {
     atomic_store(&fatal.stage, stage);
-    atomic_store(&fatal.layer, -1);
     atomic_store(&fatal.n_noted, 0);
 }
 
@@ -61,9 +60,9 @@ void ds4_fatal_note_step(const struct ds4_step *step)
     atomic_fetch_add(&fatal.n_noted, 1);
 }
 
-void ds4_fatal_note_layer(int32_t layer)
+void ds4_fatal_set_stage(const struct ds4_stage *stage)
 {
-    atomic_store_explicit(&fatal.layer, layer, memory_order_relaxed);
+    atomic_store(&fatal.running, stage);
 }
 
 /* Newest first. */
@@ -85,13 +84,14 @@ static void log_steps(void)
 
 static void fill_report(struct ds4_fatal_report *report, int exit_code)
 {
+    const struct ds4_stage *stage = atomic_load(&fatal.running);
     uint64_t n_noted = atomic_load(&fatal.n_noted);
 
     *report = (struct ds4_fatal_report){
         .stage = atomic_load(&fatal.stage),
         .exit_code = exit_code,
         .step_no = -1,
-        .layer = atomic_load(&fatal.layer),
+        .layer = stage == NULL ? -1 : ds4_stage_running_layer(stage),
     };
     if (n_noted > 0) {
         struct step_note *note = &fatal.note[(n_noted - 1) % DS4_FATAL_STEPS];

@@ -9,6 +9,7 @@
 #define DS4_WORKER_FATAL_H
 
 #include "proto/message.h"
+#include "worker/stage.h"
 
 #include <stdint.h>
 #include <stdnoreturn.h>
@@ -24,8 +25,8 @@ void ds4_fatal_set_report(ds4_fatal_report_fn report, void *arg);
 /* The step that begins now: what a later report names, kept for the last DS4_FATAL_STEPS. */
 #define DS4_FATAL_STEPS 64
 void ds4_fatal_note_step(const struct ds4_step *step);
-/* The layer that runs now; -1 between steps. */
-void ds4_fatal_note_layer(int32_t layer);
+/* Where a report finds the layer that runs; NULL before the stage is freed. */
+void ds4_fatal_set_stage(const struct ds4_stage *stage);
 
 /* Leaves with `exit_code` (enum ds4_exit).  The first caller decides; others wait for the end. */
 noreturn void ds4_fatal_leave(int exit_code, const char *fmt, ...)

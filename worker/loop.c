@@ -498,6 +498,7 @@ static int load(struct ds4_loop *loop, struct ds4_err *err)
         return -1;
     row_bytes = ds4_stage_row_bytes(stage);
     atomic_store(&loop->stage, stage);
+    ds4_fatal_set_stage(stage);
     if (loop->config.stage.n_stage == 1)
         return 0;
     if (ds4_mul_size((size_t)loop->config.stage.max_step_tok, row_bytes, "rows of a step", &bytes,
@@ -658,6 +659,7 @@ void ds4_loop_free(struct ds4_loop *loop)
     pthread_join(loop->thread, NULL);
     while (ds4_loop_next_event(loop, &event))
         ds4_buf_deinit(&event.payload);
+    ds4_fatal_set_stage(NULL);
     ds4_stage_free(atomic_load(&loop->stage));
     free(loop->rows);
     free_storage(loop);
