@@ -18,6 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#define DS4_CHOICE_TEXTS     8
 #define DS4_CONFIG_MAX_BYTES ((size_t)1 << 20)
 #define DS4_CONFIG_MAX_ROWS  256
 #define DS4_CONFIG_SENTINEL  "end_of_settings"
@@ -512,13 +513,16 @@ int ds4_config_check(const struct ds4_config *config, struct ds4_err *err)
 
 const char *ds4_config_choice(const char *setting, unsigned int value)
 {
-    static _Thread_local char text[32];
+    static _Thread_local char texts[DS4_CHOICE_TEXTS][32]; /* several in one printf */
+    static _Thread_local unsigned int turn;
     const struct ds4_setting *row = find_setting(setting);
     struct ds4_str choice;
+    char *text;
 
     if (row == NULL || row->choices == NULL || !choice_at(row->choices, value, &choice))
         return "";
-    (void)snprintf(text, sizeof(text), "%.*s", DS4_STR_ARG(choice));
+    text = texts[turn++ % DS4_CHOICE_TEXTS];
+    (void)snprintf(text, sizeof(texts[0]), "%.*s", DS4_STR_ARG(choice));
     return text;
 }
 

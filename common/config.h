@@ -188,7 +188,8 @@ int ds4_config_check(const struct ds4_config *config, struct ds4_err *err) DS4_M
 int32_t ds4_config_stages(const struct ds4_config *config);
 /* True if the text names this host only: 127.x.y.z, ::1, localhost. */
 bool ds4_config_is_loopback(const char *address);
-/* The choice's text, e.g. ds4_config_choice("model.release", 1) = "v4_preview"; "" outside the list. */
+/* The choice's text, e.g. ds4_config_choice("model.release", 1) = "v4_preview"; "" outside the list.
+ * Valid until the eighth call after it in the same thread. */
 const char *ds4_config_choice(const char *setting, unsigned int value);
 
 /* Appends all settings in effect as a file that loads back to the same values, each with its meaning,
