@@ -12,7 +12,7 @@ VERSION     := 0.1.0
 COMMIT      := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 CUDA_HOME   ?= /usr/local/cuda
 NVCC        ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
-CUDA        ?= $(if $(NVCC),1,0)
+CUDA        ?= 0
 CUDA_ARCH   ?= sm_80
 STAGES      ?= 2
 PORT        ?= 8000

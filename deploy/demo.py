@@ -154,6 +154,7 @@ def main():
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--model", default=TINY)
+    parser.add_argument("--release", default="", help="model.release, where the file does not say")
     parser.add_argument("--bin", default="build/release/bin")
     parser.add_argument("--serve", action="store_true")
     args = parser.parse_args()
@@ -168,7 +169,10 @@ def main():
         signal.signal(signum, lambda *_: done.set())
     screen = Screen()
     tiny = os.path.abspath(args.model) == os.path.abspath(TINY)
-    rig = Rig(args.model, args.stages, args.port, args.bin)
+    settings = {"model": {"release": "v4_preview"}} if tiny else {}
+    if args.release:
+        settings = {"model": {"release": args.release}}
+    rig = Rig(args.model, args.stages, args.port, args.bin, settings)
     status = 1
     try:
         screen.title("starting a router and %d stage%s on %s" %

@@ -131,6 +131,7 @@ class Starts(unittest.TestCase):
         path = os.path.join(self.folder, "ds4.conf")
         settings.setdefault("cluster", {}).setdefault("endpoint_dir", os.path.join(self.folder, "run"))
         settings.setdefault("model", {}).setdefault("path", e2e.TINY)
+        settings["model"].setdefault("release", "v4_preview")
         with open(path, "w", encoding="utf-8") as out:
             out.write(e2e.settings_text(settings))
         done = subprocess.run([os.path.join(e2e.bin_dir(), program), "--config", path, *args],

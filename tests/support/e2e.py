@@ -20,7 +20,9 @@ def bin_dir():
 
 def rig(stages=2, **options):
     """A rig on the tiny model with this run's programs, not started."""
-    return Rig(options.pop("model", TINY), stages, bin_dir=bin_dir(), **options)
+    settings = options.pop("settings", {})
+    settings.setdefault("model", {}).setdefault("release", "v4_preview")
+    return Rig(options.pop("model", TINY), stages, bin_dir=bin_dir(), settings=settings, **options)
 
 
 def main():
