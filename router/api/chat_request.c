@@ -180,10 +180,8 @@ static int make_parser(const struct ds4_api_context *context, const struct ds4_c
     struct ds4_parse_tool *tools = ds4_arena_take_array(&req->arena, c->n_tool, sizeof(*tools));
     struct ds4_err err = {0};
 
-    req->detok = malloc(sizeof(*req->detok));
-    if (config == NULL || tools == NULL || req->detok == NULL)
+    if (config == NULL || tools == NULL)
         return ds4_api_fail(error, "internal_error", NULL, "no memory for the parser");
-    ds4_detok_init(req->detok, context->vocab, true);
     for (size_t i = 0; i < c->n_tool; i++) {
         const struct ds4_jt_node *name = ds4_jt_find(c->tools[i], "name");
         const struct ds4_jt_node *parameters = ds4_jt_find(c->tools[i], "parameters");
@@ -208,8 +206,9 @@ static int make_parser(const struct ds4_api_context *context, const struct ds4_c
         .hold_max_bytes = (size_t)context->config->parse.dsml_hold_max,
         .random = fill_random,
     };
-    req->parser = ds4_stream_new(config, &err);
-    return req->parser != NULL ? 0 : ds4_api_fail_err(error, NULL, &err);
+    if (ds4_request_set_parser(req, context->vocab, config, &err) != 0)
+        return ds4_api_fail_err(error, NULL, &err);
+    return 0;
 }
 
 static int finish_request(struct ds4_answer *answer, const struct ds4_chat_prompt *prompt,
