@@ -10,6 +10,8 @@
 #include "router/text/vocab.h"
 
 #define MAX_TEXT_BYTES ((size_t)256 << 20) /* the arena sets the real limit */
+#define MAX_FAILED                                                                                 \
+    64 /* openers without a block, after which a message is left alone: each costs a scan */
 
 /* The tags of one spelling. */
 struct spelling {
@@ -247,16 +249,18 @@ static size_t next_opener(struct ds4_str text, size_t from, const struct spellin
  * remaining text into *kept. */
 static void scan(struct reader *r, struct ds4_str text, struct ds4_buf *kept)
 {
-    size_t done = 0, from = 0, hit;
+    size_t done = 0, from = 0, n_failed = 0, hit;
 
     r->n_call = 0;
-    while ((hit = next_opener(text, from, &r->tags)) != DS4_STR_NONE && !r->no_memory) {
+    while (n_failed < MAX_FAILED && !r->no_memory &&
+           (hit = next_opener(text, from, &r->tags)) != DS4_STR_NONE) {
         size_t n_call = r->n_call;
         size_t end = hit;
 
         r->rest = ds4_str_skip(text, hit);
         if (!read_block(r)) {
             r->n_call = n_call;
+            n_failed++;
             from = hit + r->tags->open.len;
             continue;
         }

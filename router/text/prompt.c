@@ -40,6 +40,26 @@ void ds4_prompt_json(struct ds4_prompt *prompt, const struct ds4_jt_node *node)
     (void)ds4_jt_dump(node, &prompt->text); /* a failed append sticks in the buffer */
 }
 
+void ds4_prompt_completion(struct ds4_prompt *prompt, struct ds4_str text, struct ds4_str suffix,
+                           bool parse_special)
+{
+    void (*append)(struct ds4_prompt *, struct ds4_str) =
+        parse_special ? ds4_prompt_literal : ds4_prompt_content;
+    struct ds4_str bos = ds4_special_text(DS4_SPECIAL_BOS);
+
+    if (suffix.ptr == NULL) {
+        ds4_prompt_literal(prompt, bos);
+        append(prompt, ds4_str_starts(text, bos) ? ds4_str_skip(text, bos.len) : text);
+        return;
+    }
+    ds4_prompt_literal(prompt, bos);
+    ds4_prompt_literal(prompt, ds4_special_text(DS4_SPECIAL_FIM_BEGIN));
+    append(prompt, text);
+    ds4_prompt_literal(prompt, ds4_special_text(DS4_SPECIAL_FIM_HOLE));
+    append(prompt, suffix);
+    ds4_prompt_literal(prompt, ds4_special_text(DS4_SPECIAL_FIM_END));
+}
+
 int ds4_prompt_check(const struct ds4_prompt *prompt, struct ds4_err *err)
 {
     if (prompt->failed)

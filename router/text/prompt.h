@@ -41,6 +41,12 @@ static inline struct ds4_str ds4_prompt_view(const struct ds4_prompt *prompt)
     return ds4_buf_view(&prompt->text);
 }
 
+/* The prompt of a legacy completion (R15): BOS, unless the text begins with it, and the text; or, with a
+ * suffix (ptr not NULL), the fill-in-the-middle order of DeepSeek's coders.  `parse_special`: added
+ * tokens in the text count, as on a raw endpoint. */
+void ds4_prompt_completion(struct ds4_prompt *prompt, struct ds4_str text, struct ds4_str suffix,
+                           bool parse_special);
+
 /* Appends the ids.  PLAIN: content is never read as added tokens.  REFERENCE: the whole text is, as the
  * reference encoder's users do it. */
 int ds4_prompt_encode(const struct ds4_prompt *prompt, struct ds4_bpe *bpe,
