@@ -1,0 +1,405 @@
+/* The canonical request: legal states, tokens to events, exactly one end. */
+#include "router/request.h"
+
+#include "router/parse/stream.h"
+#include "router/text/vocab_load.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct ds4_vocab *vocab;
+
+struct heard {
+    struct ds4_request *req;
+    struct ds4_buf reasoning, content, args;
+    int32_t n_token, n_finish, n_done, n_lists;
+    struct ds4_finish finish;
+    struct ds4_request_result result;
+    bool cancel_in_events;
+};
+
+static void on_token(void *owner, const struct ds4_token_entry *entry, int32_t index)
+{
+    struct heard *h = owner;
+
+    assert_true(index < entry->n_token);
+    h->n_token++;
+}
+
+static void on_events(void *owner, const struct ds4_events *events)
+{
+    struct heard *h = owner;
+
+    assert_true(events->list.len > 0);
+    assert_true(h->req->delivering);
+    h->n_lists++;
+    for (size_t i = 0; i < events->list.len; i++) {
+        const struct ds4_event *e = &events->list.ptr[i];
+        struct ds4_str text = ds4_event_text(events, e);
+
+        if (e->kind == DS4_EVENT_REASONING)
+            ds4_buf_append_str(&h->reasoning, text);
+        else if (e->kind == DS4_EVENT_CONTENT)
+            ds4_buf_append_str(&h->content, text);
+        else if (e->kind == DS4_EVENT_CALL_ARGS)
+            ds4_buf_append_str(&h->args, text);
+        else if (e->kind == DS4_EVENT_FINISH) {
+            h->n_finish++;
+            h->finish = e->finish;
+        }
+    }
+    if (h->cancel_in_events)
+        h->req->cancel_asked = true;
+}
+
+static void on_done(void *owner, const struct ds4_request_result *result)
+{
+    struct heard *h = owner;
+
+    h->n_done++;
+    h->result = *result;
+    assert_int_equal(h->req->state, DS4_REQUEST_DONE);
+    ds4_request_free(h->req);
+    h->req = NULL;
+}
+
+static void fake_random(void *ctx, void *out, size_t n)
+{
+    (void)ctx;
+    memset(out, 7, n);
+}
+
+/* A request in PREFILL that listens into *h.  The stop ids are EOS (the model's) and "~" (the
+ * client's). */
+static struct ds4_request *fresh(struct heard *h, const struct ds4_parse_config *how)
+{
+    struct ds4_err err = {0};
+    struct ds4_parse_config *config;
+
+    *h = (struct heard){0};
+    ds4_buf_init(&h->reasoning, 1 << 20);
+    ds4_buf_init(&h->content, 1 << 20);
+    ds4_buf_init(&h->args, 1 << 20);
+    h->req = ds4_request_new(DS4_API_CHAT, 1, (size_t)1 << 20, &err);
+    assert_non_null(h->req);
+    config = ds4_arena_take(&h->req->arena, sizeof(*config));
+    *config = *how;
+    config->random = fake_random;
+    assert_int_equal(ds4_request_set_parser(h->req, vocab, config, &err), 0);
+    h->req->sink = (struct ds4_request_sink){
+        .owner = h, .token = on_token, .events = on_events, .done = on_done};
+    h->req->max_new = 1000;
+    h->req->n_model_stop_id = 1;
+    h->req->n_stop_id = 2;
+    h->req->stop_id[0] = ds4_vocab_special(vocab, DS4_SPECIAL_EOS);
+    h->req->stop_id[1] = vocab->byte_id['~'];
+    assert_int_equal(ds4_request_move(h->req, DS4_REQUEST_CHECKED, &err), 0);
+    assert_int_equal(ds4_request_move(h->req, DS4_REQUEST_QUEUED, &err), 0);
+    assert_int_equal(ds4_request_move(h->req, DS4_REQUEST_PREFILL, &err), 0);
+    return h->req;
+}
+
+static void heard_free(struct heard *h)
+{
+    if (h->req != NULL)
+        h->req->state = DS4_REQUEST_DONE;
+    ds4_request_free(h->req);
+    ds4_buf_deinit(&h->reasoning);
+    ds4_buf_deinit(&h->content);
+    ds4_buf_deinit(&h->args);
+}
+
+static struct ds4_accept accept_id(struct ds4_request *req, int32_t id)
+{
+    struct ds4_token_entry entry = {.n_token = 1, .token = {id}, .flags = DS4_TOKEN_SAMPLED};
+    struct ds4_err err = {0};
+
+    return ds4_request_accept(req, &entry, req->max_new, 5, &err);
+}
+
+/* Every byte as its own token until the answer ends; how many were used. */
+static struct ds4_accept accept_text(struct ds4_request *req, const char *text)
+{
+    struct ds4_accept accept = {.verdict = DS4_VERDICT_GO};
+
+    for (size_t i = 0; text[i] != '\0' && accept.verdict == DS4_VERDICT_GO; i++) {
+        accept = accept_id(req, vocab->byte_id[(uint8_t)text[i]]);
+        if (accept.verdict == DS4_VERDICT_END)
+            accept.n_used = (int32_t)i + 1;
+    }
+    return accept;
+}
+
+static void end_as(struct heard *h, enum ds4_end end, int32_t stop_id, const struct ds4_err *err)
+{
+    struct ds4_request_result result;
+
+    ds4_request_finish(h->req, end, DS4_REASON_NONE, stop_id, 9, err, &result);
+    ds4_request_deliver(h->req, &result);
+    assert_int_equal(h->n_done, 1);
+}
+
+static void assert_text(const struct ds4_buf *buf, const char *text)
+{
+    assert_string_equal(buf->len == 0 ? "" : buf->ptr, text);
+}
+
+static void only_the_transitions_of_the_diagram_are_legal(void **state)
+{
+    enum { N = DS4_REQUEST_DONE + 1 };
+    static const char legal[N][N + 1] = {
+        /*             rcqpddD */
+        [DS4_REQUEST_RECEIVED] = ".x...x.", [DS4_REQUEST_CHECKED] = "..x..x.",
+        [DS4_REQUEST_QUEUED] = "...x.x.",   [DS4_REQUEST_PREFILL] = "....xx.",
+        [DS4_REQUEST_DECODE] = ".....x.",   [DS4_REQUEST_DRAINING] = "......x",
+        [DS4_REQUEST_DONE] = ".......",
+    };
+    struct ds4_request *req = ds4_request_new(DS4_API_CHAT, 1, 1000, NULL);
+    struct ds4_err err = {0};
+
+    (void)state;
+    for (int from = 0; from < N; from++)
+        for (int to = 0; to < N; to++) {
+            int rc;
+
+            req->state = (enum ds4_request_state)from;
+            rc = ds4_request_move(req, (enum ds4_request_state)to, &err);
+            assert_int_equal(rc == 0, legal[from][to] == 'x');
+            assert_int_equal(req->state, rc == 0 ? to : from);
+            if (rc != 0)
+                assert_int_equal(err.code, DS4_E_BUG);
+        }
+    req->state = DS4_REQUEST_DONE;
+    ds4_request_free(req);
+}
+
+static void reasoning_and_content_arrive_with_their_counts(void **state)
+{
+    const struct ds4_parse_config how = {.starts_in_reasoning = true};
+    struct ds4_accept accept;
+    struct heard h;
+
+    (void)state;
+    fresh(&h, &how);
+    assert_int_equal(accept_text(h.req, "hmm").verdict, DS4_VERDICT_GO);
+    assert_int_equal(h.req->state, DS4_REQUEST_DECODE);
+    accept_id(h.req, ds4_vocab_special(vocab, DS4_SPECIAL_THINK_CLOSE));
+    accept_text(h.req, "Yes.");
+    accept = accept_id(h.req, ds4_vocab_special(vocab, DS4_SPECIAL_EOS));
+    assert_int_equal(accept.verdict, DS4_VERDICT_END);
+    assert_int_equal(accept.end, DS4_END_EOS);
+    end_as(&h, accept.end, accept.stop_id, NULL);
+    assert_text(&h.reasoning, "hmm");
+    assert_text(&h.content, "Yes.");
+    assert_int_equal(h.n_token, 9);
+    assert_int_equal(h.result.usage.completion_tok, 9);
+    assert_int_equal(h.result.usage.reasoning_tok, 4); /* the closing tag is the last of them */
+    assert_int_equal(h.result.end, DS4_END_EOS);
+    assert_int_equal(h.result.stop_id, ds4_vocab_special(vocab, DS4_SPECIAL_EOS));
+    assert_int_equal(h.n_finish, 1);
+    assert_int_equal(h.result.timing.first_token_ns, 5);
+    assert_int_equal(h.result.timing.done_ns, 9);
+    heard_free(&h);
+}
+
+static void a_stop_string_ends_the_answer_and_is_not_shown(void **state)
+{
+    struct ds4_str stops[] = {DS4_STR("STOP"), DS4_STR("\nUser:")};
+    const struct ds4_parse_config how = {.stops = stops, .n_stops = 2};
+    struct ds4_accept accept;
+    struct heard h;
+
+    (void)state;
+    fresh(&h, &how);
+    accept = accept_text(h.req, "one STO two\nUser: three");
+    assert_int_equal(accept.verdict, DS4_VERDICT_END);
+    assert_int_equal(accept.n_used, (int)strlen("one STO two\nUser:"));
+    end_as(&h, accept.end, -1, NULL);
+    assert_text(&h.content, "one STO two");
+    assert_int_equal(h.result.end, DS4_END_STOP);
+    assert_true(h.finish.stop_string);
+    heard_free(&h);
+}
+
+static void stop_ids_of_model_and_client_differ_in_name(void **state)
+{
+    const struct ds4_parse_config how = {0};
+    struct ds4_accept accept;
+    struct heard h;
+
+    (void)state;
+    fresh(&h, &how);
+    accept = accept_text(h.req, "abc~def");
+    assert_int_equal(accept.end, DS4_END_STOP);
+    assert_int_equal(accept.stop_id, vocab->byte_id['~']);
+    end_as(&h, accept.end, accept.stop_id, NULL);
+    assert_text(&h.content, "abc");
+    assert_int_equal(h.result.end, DS4_END_STOP);
+    heard_free(&h);
+
+    fresh(&h, &how);
+    h.req->ignore_stop = true; /* the model's; the client's own still count */
+    accept = accept_id(h.req, ds4_vocab_special(vocab, DS4_SPECIAL_EOS));
+    assert_int_equal(accept.verdict, DS4_VERDICT_GO);
+    accept = accept_text(h.req, "~");
+    assert_int_equal(accept.verdict, DS4_VERDICT_END);
+    heard_free(&h);
+}
+
+static void the_limit_ends_for_length_or_for_context(void **state)
+{
+    const struct ds4_parse_config how = {0};
+    struct ds4_accept accept;
+    struct heard h;
+
+    (void)state;
+    for (int32_t reduced = 0; reduced < 2; reduced++) {
+        fresh(&h, &how);
+        h.req->max_new = 5;
+        h.req->max_new_reduced = reduced == 1;
+        accept = accept_text(h.req, "123456789");
+        assert_int_equal(accept.n_used, 5);
+        assert_int_equal(accept.end, reduced ? DS4_END_CONTEXT : DS4_END_LENGTH);
+        end_as(&h, accept.end, -1, NULL);
+        assert_text(&h.content, "12345");
+        assert_int_equal(h.finish.reason, DS4_FINISH_LENGTH);
+        heard_free(&h);
+    }
+}
+
+static void a_burst_is_cut_where_the_answer_ends(void **state)
+{
+    const struct ds4_parse_config how = {0};
+    struct ds4_token_entry entry = {.n_token = 4};
+    struct ds4_accept accept;
+    struct heard h;
+
+    (void)state;
+    fresh(&h, &how);
+    entry.token[0] = vocab->byte_id['a'];
+    entry.token[1] = vocab->byte_id['b'];
+    entry.token[2] = ds4_vocab_special(vocab, DS4_SPECIAL_EOS);
+    entry.token[3] = vocab->byte_id['c'];
+    accept = ds4_request_accept(h.req, &entry, 1000, 5, NULL);
+    assert_int_equal(accept.verdict, DS4_VERDICT_END);
+    assert_int_equal(accept.n_used, 3);
+    assert_int_equal(h.n_token, 3);
+    end_as(&h, accept.end, accept.stop_id, NULL);
+    assert_text(&h.content, "ab");
+    assert_int_equal(h.result.usage.completion_tok, 3);
+    heard_free(&h);
+}
+
+static void a_cut_character_comes_out_as_one_replacement(void **state)
+{
+    const struct ds4_parse_config how = {0};
+    struct heard h;
+
+    (void)state;
+    fresh(&h, &how);
+    accept_text(h.req, "x\xe4\xbd");
+    assert_text(&h.content, "x");
+    end_as(&h, DS4_END_LENGTH, -1, NULL);
+    assert_text(&h.content, "x\xef\xbf\xbd");
+    heard_free(&h);
+}
+
+static void complete_calls_turn_eos_into_tool_calls(void **state)
+{
+    struct ds4_parse_tool tool = {
+        .name = DS4_STR("get"),
+        .parameters = DS4_STR("{\"type\":\"object\",\"properties\":{\"q\":{\"type\":\"string\"}}}"),
+    };
+    const struct ds4_parse_config how = {.tools = &tool, .n_tools = 1};
+    struct ds4_accept accept;
+    struct heard h;
+
+    (void)state;
+    fresh(&h, &how);
+    accept =
+        accept_text(h.req, "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"get\">\n"
+                           "<｜DSML｜parameter name=\"q\" string=\"true\">hi</｜DSML｜parameter>\n"
+                           "</｜DSML｜invoke>\n</｜DSML｜tool_calls>");
+    if (accept.verdict == DS4_VERDICT_GO)
+        accept = accept_id(h.req, ds4_vocab_special(vocab, DS4_SPECIAL_EOS));
+    assert_int_equal(accept.verdict, DS4_VERDICT_END);
+    end_as(&h, accept.end, accept.stop_id, NULL);
+    assert_text(&h.args, "{\"q\": \"hi\"}");
+    assert_int_equal(h.result.end, DS4_END_TOOL_CALLS);
+    heard_free(&h);
+}
+
+static void errors_and_cancellations_release_nothing_more(void **state)
+{
+    struct ds4_str stops[] = {DS4_STR("abcdef")};
+    const struct ds4_parse_config how = {.stops = stops, .n_stops = 1};
+    const struct ds4_err why = {.code = DS4_E_UNAVAILABLE, .msg = "stage 2 is lost"};
+    struct heard h;
+
+    (void)state;
+    fresh(&h, &how);
+    accept_text(h.req, "xyzabc"); /* "abc" is held back: it may become a stop string */
+    assert_text(&h.content, "xyz");
+    end_as(&h, DS4_END_ERROR, -1, &why);
+    assert_text(&h.content, "xyz");
+    assert_int_equal(h.n_finish, 0);
+    assert_int_equal(h.result.end, DS4_END_ERROR);
+    assert_string_equal(h.result.err.msg, "stage 2 is lost");
+    heard_free(&h);
+}
+
+static void a_cancellation_from_a_callback_is_left_to_the_caller(void **state)
+{
+    const struct ds4_parse_config how = {0};
+    struct heard h;
+
+    (void)state;
+    fresh(&h, &how);
+    h.cancel_in_events = true;
+    accept_text(h.req, "a");
+    assert_true(h.req->cancel_asked);
+    assert_false(h.req->delivering);
+    assert_int_equal(h.n_done, 0);
+    heard_free(&h);
+}
+
+static int load(void **state)
+{
+    struct ds4_err err = {0};
+
+    (void)state;
+    vocab = ds4_vocab_load("tests/data/ds4-tiny.gguf", NULL, &err);
+    if (vocab == NULL)
+        print_error("%s\n", err.msg);
+    return vocab == NULL ? -1 : 0;
+}
+
+static int unload(void **state)
+{
+    (void)state;
+    ds4_vocab_free(vocab);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(only_the_transitions_of_the_diagram_are_legal),
+        cmocka_unit_test(reasoning_and_content_arrive_with_their_counts),
+        cmocka_unit_test(a_stop_string_ends_the_answer_and_is_not_shown),
+        cmocka_unit_test(stop_ids_of_model_and_client_differ_in_name),
+        cmocka_unit_test(the_limit_ends_for_length_or_for_context),
+        cmocka_unit_test(a_burst_is_cut_where_the_answer_ends),
+        cmocka_unit_test(a_cut_character_comes_out_as_one_replacement),
+        cmocka_unit_test(complete_calls_turn_eos_into_tool_calls),
+        cmocka_unit_test(errors_and_cancellations_release_nothing_more),
+        cmocka_unit_test(a_cancellation_from_a_callback_is_left_to_the_caller),
+    };
+
+    return cmocka_run_group_tests(tests, load, unload);
+}
