@@ -13,7 +13,6 @@
 #include "router/cluster.h"
 #include "router/parse/stream.h"
 #include "router/text/chat_json.h"
-#include "router/text/detok.h"
 
 #include <stdio.h>
 #include <stdlib.h>
