@@ -1,13 +1,12 @@
 /* Reads the header of a GGUF file with one bounded cursor.
  *
- * The cursor owns a growing copy of the file's first bytes; every read asks for n bytes at the position
- * and compares n with what is left of the *file*, never position + n with its size.  Counts are checked
- * against the smallest possible entry before anything is allocated for them, so memory stays within a
- * small multiple of the file's own size.  Views are kept as offsets while the copy may still move and
- * become pointers at the end (settle).  Duplicates and overlaps are found by sorting, not by hashing:
- * no input makes that slow. */
+ * Counts are checked against the smallest possible entry before anything is allocated for them, so
+ * memory stays within a small multiple of the file's own size.  Views are kept as offsets while the
+ * cursor's copy may still move and become pointers at the end (settle).  Duplicates and overlaps are
+ * found by sorting, not by hashing: no input makes that slow. */
 #include "common/gguf.h"
 
+#include "common/gguf_cursor.h"
 #include "common/vec.h"
 
 #include <errno.h>
@@ -16,149 +15,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define GROW_BYTES       (256u << 10)
 #define MIN_KV_BYTES     14 /* 8 length, 1 key byte, 4 type, 1 value */
 #define MIN_TENSOR_BYTES 33 /* 8 length, 1 name byte, 4 dims, 8 ne, 4 type, 8 offset */
 #define LENGTH_BYTES     8  /* of a string */
-
-struct cursor {
-    int fd;
-    uint64_t file_bytes;
-    uint8_t *bytes; /* owned until it moves into struct ds4_gguf */
-    size_t filled;
-    size_t cap;
-    size_t pos;
-    const char *unit;                 /* what is being read: "header", "metadata entry", "tensor" */
-    uint64_t index;                   /* which of them */
-    char name[DS4_TENSOR_NAME_BYTES]; /* its name, once known, perhaps cut */
-};
-
-/* ---- cursor ------------------------------------------------------------------------------------ */
-
-__attribute__((format(printf, 3, 4))) static int fail_at(const struct cursor *c,
-                                                         struct ds4_err *err, const char *fmt, ...)
-{
-    va_list args;
-
-    va_start(args, fmt);
-    ds4_vfail(err, DS4_E_CORRUPT, fmt, args);
-    va_end(args);
-    if (c->name[0] != '\0')
-        return ds4_err_wrap(err, "%s %s", c->unit, c->name);
-    return ds4_err_wrap(err, "%s %" PRIu64, c->unit, c->index);
-}
-
-static void set_name(struct cursor *c, struct ds4_str name)
-{
-    struct ds4_str head = ds4_str_head(name, sizeof(c->name) - 1);
-
-    memcpy(c->name, head.ptr, head.len);
-    c->name[head.len] = '\0';
-}
-
-static uint64_t left(const struct cursor *c)
-{
-    return c->file_bytes - c->pos;
-}
-
-static int fill(struct cursor *c, size_t want, struct ds4_err *err)
-{
-    size_t cap = c->cap < GROW_BYTES ? GROW_BYTES : c->cap;
-    uint8_t *grown;
-    ssize_t got;
-
-    while (cap < want)
-        cap *= 2;
-    if (cap > c->file_bytes)
-        cap = (size_t)c->file_bytes;
-    grown = realloc(c->bytes, cap);
-    if (grown == NULL)
-        return ds4_fail(err, DS4_E_NOMEM, "out of memory for a header of %zu bytes", cap);
-    c->bytes = grown;
-    c->cap = cap;
-    while (c->filled < cap) {
-        got = pread(c->fd, c->bytes + c->filled, cap - c->filled, (off_t)c->filled);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return ds4_fail(err, DS4_E_IO, "could not read the header: %s", strerror(errno));
-        if (got == 0)
-            return ds4_fail(err, DS4_E_IO, "the file shrank while it was read");
-        c->filled += (size_t)got;
-    }
-    return 0;
-}
-
-/* The next n bytes, or NULL.  The pointer is good until the next call. */
-static const uint8_t *take(struct cursor *c, uint64_t n, const char *what, struct ds4_err *err)
-{
-    const uint8_t *at;
-
-    if (n > left(c)) {
-        fail_at(c, err, "truncated at %s: needs %" PRIu64 " bytes, %" PRIu64 " are left", what, n,
-                left(c));
-        return NULL;
-    }
-    if (n > DS4_GGUF_MAX_HEADER_BYTES - c->pos) {
-        fail_at(c, err, "the header exceeds %u bytes at %s", DS4_GGUF_MAX_HEADER_BYTES, what);
-        return NULL;
-    }
-    if (c->pos + n > c->filled && fill(c, c->pos + (size_t)n, err))
-        return NULL;
-    at = c->bytes + c->pos;
-    c->pos += (size_t)n;
-    return at;
-}
-
-static uint32_t load_u32(const uint8_t *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
-static uint64_t load_u64(const uint8_t *p)
-{
-    return (uint64_t)load_u32(p) | (uint64_t)load_u32(p + 4) << 32;
-}
-
-static int take_u32(struct cursor *c, const char *what, uint32_t *out, struct ds4_err *err)
-{
-    const uint8_t *p = take(c, sizeof(*out), what, err);
-
-    if (p == NULL)
-        return -1;
-    *out = load_u32(p);
-    return 0;
-}
-
-static int take_u64(struct cursor *c, const char *what, uint64_t *out, struct ds4_err *err)
-{
-    const uint8_t *p = take(c, sizeof(*out), what, err);
-
-    if (p == NULL)
-        return -1;
-    *out = load_u64(p);
-    return 0;
-}
-
-/* A string's bytes; *at is their offset in the header. */
-static int take_str(struct cursor *c, const char *what, uint64_t max, size_t *at, size_t *len,
-                    struct ds4_err *err)
-{
-    uint64_t n;
-
-    if (take_u64(c, what, &n, err))
-        return -1;
-    if (n > left(c))
-        return fail_at(c, err,
-                       "truncated at %s: its length is %" PRIu64 " bytes, %" PRIu64 " are left",
-                       what, n, left(c));
-    if (n > max)
-        return fail_at(c, err, "%s has a length of %" PRIu64 " bytes, the limit is %" PRIu64, what,
-                       n, max);
-    *at = c->pos;
-    *len = (size_t)n;
-    return take(c, n, what, err) == NULL ? -1 : 0;
-}
 
 static bool printable(struct ds4_str s)
 {
@@ -185,40 +44,41 @@ struct raw_kv {
 DS4_VEC_TYPE(raw_kvs, struct raw_kv);
 DS4_VEC_TYPE(tensors, struct ds4_tensor_info);
 
-static int take_bools(struct cursor *c, uint64_t n, struct ds4_err *err)
+static int take_bools(struct ds4_gguf_cursor *c, uint64_t n, struct ds4_err *err)
 {
-    const uint8_t *p = take(c, n, "its value", err);
+    const uint8_t *p = ds4_gguf_cursor_take(c, n, "its value", err);
 
     if (p == NULL)
         return -1;
     for (uint64_t i = 0; i < n; i++) {
         if (p[i] > 1)
-            return fail_at(c, err, "a bool has the value %d", p[i]);
+            return ds4_gguf_cursor_fail(c, err, "a bool has the value %d", p[i]);
     }
     return 0;
 }
 
-static int take_strings(struct cursor *c, struct raw_kv *kv, struct ds4_err *err)
+static int take_strings(struct ds4_gguf_cursor *c, struct raw_kv *kv, struct ds4_err *err)
 {
     size_t at;
     size_t len;
 
-    if (kv->n > left(c) / LENGTH_BYTES)
-        return fail_at(
+    if (kv->n > ds4_gguf_cursor_left(c) / LENGTH_BYTES)
+        return ds4_gguf_cursor_fail(
             c, err, "truncated at its value: %" PRIu64 " strings do not fit in %" PRIu64 " bytes",
-            kv->n, left(c));
+            kv->n, ds4_gguf_cursor_left(c));
     kv->str_at = malloc(kv->n == 0 ? 1 : (size_t)kv->n * sizeof(*kv->str_at));
     if (kv->str_at == NULL)
         return ds4_fail(err, DS4_E_NOMEM, "out of memory for %" PRIu64 " strings", kv->n);
     for (uint64_t i = 0; i < kv->n; i++) {
         kv->str_at[i] = (uint32_t)(c->pos - kv->data_at);
-        if (take_str(c, "a string of the array", DS4_GGUF_MAX_STRING_BYTES, &at, &len, err))
+        if (ds4_gguf_cursor_str(c, "a string of the array", DS4_GGUF_MAX_STRING_BYTES, &at, &len,
+                                err))
             return -1;
     }
     return 0;
 }
 
-static int take_value(struct cursor *c, struct raw_kv *kv, struct ds4_err *err)
+static int take_value(struct ds4_gguf_cursor *c, struct raw_kv *kv, struct ds4_err *err)
 {
     uint64_t bytes;
     size_t at;
@@ -228,41 +88,42 @@ static int take_value(struct cursor *c, struct raw_kv *kv, struct ds4_err *err)
     if (kv->type == DS4_GGUF_STRING && kv->is_array)
         return take_strings(c, kv, err);
     if (kv->type == DS4_GGUF_STRING)
-        return take_str(c, "its value", DS4_GGUF_MAX_STRING_BYTES, &at, &len, err);
+        return ds4_gguf_cursor_str(c, "its value", DS4_GGUF_MAX_STRING_BYTES, &at, &len, err);
     if (kv->type == DS4_GGUF_BOOL)
         return take_bools(c, kv->n, err);
     if (__builtin_mul_overflow(kv->n, (uint64_t)ds4_gguf_type_bytes(kv->type), &bytes))
-        return fail_at(c, err, "the size of an array of %" PRIu64 " elements overflows", kv->n);
-    return take(c, bytes, "its value", err) == NULL ? -1 : 0;
+        return ds4_gguf_cursor_fail(
+            c, err, "the size of an array of %" PRIu64 " elements overflows", kv->n);
+    return ds4_gguf_cursor_take(c, bytes, "its value", err) == NULL ? -1 : 0;
 }
 
-static int take_type(struct cursor *c, const char *what, enum ds4_gguf_type *out,
+static int take_type(struct ds4_gguf_cursor *c, const char *what, enum ds4_gguf_type *out,
                      struct ds4_err *err)
 {
     uint32_t type;
 
-    if (take_u32(c, what, &type, err))
+    if (ds4_gguf_cursor_u32(c, what, &type, err))
         return -1;
     if (type >= DS4_GGUF_N_TYPES)
-        return fail_at(c, err, "%s is %" PRIu32 ", which is unknown", what, type);
+        return ds4_gguf_cursor_fail(c, err, "%s is %" PRIu32 ", which is unknown", what, type);
     *out = (enum ds4_gguf_type)type;
     return 0;
 }
 
-static int take_kv(struct cursor *c, struct raw_kv *kv, struct ds4_err *err)
+static int take_kv(struct ds4_gguf_cursor *c, struct raw_kv *kv, struct ds4_err *err)
 {
     struct ds4_str key;
 
     memset(kv, 0, sizeof(*kv));
     c->name[0] = '\0';
-    if (take_str(c, "the key", DS4_GGUF_MAX_KEY_BYTES, &kv->key_at, &kv->key_len, err))
+    if (ds4_gguf_cursor_str(c, "the key", DS4_GGUF_MAX_KEY_BYTES, &kv->key_at, &kv->key_len, err))
         return -1;
     key = (struct ds4_str){(const char *)c->bytes + kv->key_at, kv->key_len};
     if (key.len == 0)
-        return fail_at(c, err, "the key is empty");
+        return ds4_gguf_cursor_fail(c, err, "the key is empty");
     if (!printable(key))
-        return fail_at(c, err, "the key has bytes outside printable ASCII");
-    set_name(c, key);
+        return ds4_gguf_cursor_fail(c, err, "the key has bytes outside printable ASCII");
+    ds4_gguf_cursor_set_name(c, key);
     if (take_type(c, "the value type", &kv->type, err))
         return -1;
     kv->n = 1;
@@ -271,22 +132,23 @@ static int take_kv(struct cursor *c, struct raw_kv *kv, struct ds4_err *err)
         if (take_type(c, "the element type", &kv->type, err))
             return -1;
         if (kv->type == DS4_GGUF_ARRAY)
-            return fail_at(c, err, "arrays of arrays are not supported");
-        if (take_u64(c, "the element count", &kv->n, err))
+            return ds4_gguf_cursor_fail(c, err, "arrays of arrays are not supported");
+        if (ds4_gguf_cursor_u64(c, "the element count", &kv->n, err))
             return -1;
-        if (kv->n > left(c))
-            return fail_at(c, err,
-                           "truncated at its value: %" PRIu64 " elements do not fit in %" PRIu64
-                           " bytes",
-                           kv->n, left(c));
+        if (kv->n > ds4_gguf_cursor_left(c))
+            return ds4_gguf_cursor_fail(c, err,
+                                        "truncated at its value: %" PRIu64
+                                        " elements do not fit in %" PRIu64 " bytes",
+                                        kv->n, ds4_gguf_cursor_left(c));
         if (kv->n > DS4_GGUF_MAX_ARRAY)
-            return fail_at(c, err, "an array has %" PRIu64 " elements, the limit is %u", kv->n,
-                           DS4_GGUF_MAX_ARRAY);
+            return ds4_gguf_cursor_fail(c, err,
+                                        "an array has %" PRIu64 " elements, the limit is %u", kv->n,
+                                        DS4_GGUF_MAX_ARRAY);
     }
     return take_value(c, kv, err);
 }
 
-static int take_kvs(struct cursor *c, uint64_t n, struct raw_kvs *kvs, struct ds4_err *err)
+static int take_kvs(struct ds4_gguf_cursor *c, uint64_t n, struct raw_kvs *kvs, struct ds4_err *err)
 {
     struct raw_kv kv;
 
@@ -307,7 +169,7 @@ static int take_kvs(struct cursor *c, uint64_t n, struct raw_kvs *kvs, struct ds
 /* ---- tensor table ------------------------------------------------------------------------------ */
 
 /* Fills type, sizes and usability from the id; the extent is checked once the data offset is known. */
-static int size_tensor(struct cursor *c, struct ds4_tensor_info *t, struct ds4_err *err)
+static int size_tensor(struct ds4_gguf_cursor *c, struct ds4_tensor_info *t, struct ds4_err *err)
 {
     const char *type = ds4_gguf_tensor_type_name(t->gguf_type);
     int32_t block_elems;
@@ -316,21 +178,22 @@ static int size_tensor(struct cursor *c, struct ds4_tensor_info *t, struct ds4_e
 
     for (int32_t d = 0; d < t->n_dims; d++) {
         if (__builtin_mul_overflow(elems, (uint64_t)t->ne[d], &elems) || elems > INT64_MAX)
-            return fail_at(c, err, "the number of its elements overflows");
+            return ds4_gguf_cursor_fail(c, err, "the number of its elements overflows");
     }
     t->dtype = DS4_N_DTYPES;
     t->usable = ds4_dtype_from_gguf(t->gguf_type, &t->dtype) == 0;
     if (ds4_gguf_tensor_type_size(t->gguf_type, &block_elems, &block_bytes))
         return 0;
     if (t->ne[0] % block_elems != 0)
-        return fail_at(c, err, "its rows of %" PRId64 " values are no multiple of %s's block of %d",
-                       t->ne[0], type, block_elems);
+        return ds4_gguf_cursor_fail(
+            c, err, "its rows of %" PRId64 " values are no multiple of %s's block of %d", t->ne[0],
+            type, block_elems);
     if (__builtin_mul_overflow(elems / (uint64_t)block_elems, (uint64_t)block_bytes, &t->bytes))
-        return fail_at(c, err, "its size overflows");
+        return ds4_gguf_cursor_fail(c, err, "its size overflows");
     return 0;
 }
 
-static int take_tensor(struct cursor *c, struct ds4_tensor_info *t, struct ds4_err *err)
+static int take_tensor(struct ds4_gguf_cursor *c, struct ds4_tensor_info *t, struct ds4_err *err)
 {
     struct ds4_str name;
     size_t at;
@@ -340,35 +203,37 @@ static int take_tensor(struct cursor *c, struct ds4_tensor_info *t, struct ds4_e
 
     memset(t, 0, sizeof(*t));
     c->name[0] = '\0';
-    if (take_str(c, "the name", DS4_TENSOR_NAME_BYTES - 1, &at, &len, err))
+    if (ds4_gguf_cursor_str(c, "the name", DS4_TENSOR_NAME_BYTES - 1, &at, &len, err))
         return -1;
     name = (struct ds4_str){(const char *)c->bytes + at, len};
     if (name.len == 0)
-        return fail_at(c, err, "the name is empty");
+        return ds4_gguf_cursor_fail(c, err, "the name is empty");
     if (!printable(name))
-        return fail_at(c, err, "the name has bytes outside printable ASCII");
+        return ds4_gguf_cursor_fail(c, err, "the name has bytes outside printable ASCII");
     memcpy(t->name, name.ptr, name.len);
-    set_name(c, name);
-    if (take_u32(c, "the number of dimensions", &n_dims, err))
+    ds4_gguf_cursor_set_name(c, name);
+    if (ds4_gguf_cursor_u32(c, "the number of dimensions", &n_dims, err))
         return -1;
     if (n_dims == 0 || n_dims > DS4_GGUF_MAX_DIMS)
-        return fail_at(c, err, "it has %" PRIu32 " dimensions, must be 1 to %d", n_dims,
-                       DS4_GGUF_MAX_DIMS);
+        return ds4_gguf_cursor_fail(c, err, "it has %" PRIu32 " dimensions, must be 1 to %d",
+                                    n_dims, DS4_GGUF_MAX_DIMS);
     t->n_dims = (int32_t)n_dims;
     for (int d = 0; d < DS4_GGUF_MAX_DIMS; d++) {
         ne = 1;
-        if (d < t->n_dims && take_u64(c, "a dimension", &ne, err))
+        if (d < t->n_dims && ds4_gguf_cursor_u64(c, "a dimension", &ne, err))
             return -1;
         if (ne == 0 || ne > INT64_MAX)
-            return fail_at(c, err, "dimension %d is %" PRIu64, d, ne);
+            return ds4_gguf_cursor_fail(c, err, "dimension %d is %" PRIu64, d, ne);
         t->ne[d] = (int64_t)ne;
     }
-    if (take_u32(c, "the type", &t->gguf_type, err) || take_u64(c, "the offset", &t->offset, err))
+    if (ds4_gguf_cursor_u32(c, "the type", &t->gguf_type, err) ||
+        ds4_gguf_cursor_u64(c, "the offset", &t->offset, err))
         return -1;
     return size_tensor(c, t, err);
 }
 
-static int take_tensors(struct cursor *c, uint64_t n, struct tensors *tensors, struct ds4_err *err)
+static int take_tensors(struct ds4_gguf_cursor *c, uint64_t n, struct tensors *tensors,
+                        struct ds4_err *err)
 {
     struct ds4_tensor_info t;
 
@@ -477,30 +342,30 @@ out:
 /* ---- the whole header -------------------------------------------------------------------------- */
 
 /* A count is refused before anything is allocated for it. */
-static int check_count(const struct cursor *c, const char *what, uint64_t n, uint64_t max,
+static int check_count(const struct ds4_gguf_cursor *c, const char *what, uint64_t n, uint64_t max,
                        uint64_t min_bytes, struct ds4_err *err)
 {
     if (n > max)
         return ds4_fail(err, DS4_E_CORRUPT, "%s is %" PRIu64 ", the limit is %" PRIu64, what, n,
                         max);
-    if (n > left(c) / min_bytes)
+    if (n > ds4_gguf_cursor_left(c) / min_bytes)
         return ds4_fail(err, DS4_E_CORRUPT,
                         "truncated: %s is %" PRIu64 ", which does not fit in %" PRIu64 " bytes",
-                        what, n, left(c));
+                        what, n, ds4_gguf_cursor_left(c));
     return 0;
 }
 
-static int take_prefix(struct cursor *c, struct ds4_gguf *g, uint64_t *n_tensor, uint64_t *n_kv,
-                       struct ds4_err *err)
+static int take_prefix(struct ds4_gguf_cursor *c, struct ds4_gguf *g, uint64_t *n_tensor,
+                       uint64_t *n_kv, struct ds4_err *err)
 {
-    const uint8_t *p = take(c, DS4_GGUF_PREFIX_BYTES, "header", err);
+    const uint8_t *p = ds4_gguf_cursor_take(c, DS4_GGUF_PREFIX_BYTES, "header", err);
 
     if (p == NULL)
         return -1;
-    if (load_u32(p) != DS4_GGUF_MAGIC)
+    if (ds4_gguf_load_u32(p) != DS4_GGUF_MAGIC)
         return ds4_fail(err, DS4_E_CORRUPT, "bad magic %02x %02x %02x %02x: this is no GGUF file",
                         p[0], p[1], p[2], p[3]);
-    g->version = load_u32(p + 4);
+    g->version = ds4_gguf_load_u32(p + 4);
     if ((g->version & 0xffff) == 0 && g->version != 0)
         return ds4_fail(err, DS4_E_CORRUPT,
                         "version 0x%08" PRIx32 ": the file is byte-swapped (big-endian)",
@@ -508,8 +373,8 @@ static int take_prefix(struct cursor *c, struct ds4_gguf *g, uint64_t *n_tensor,
     if (g->version < DS4_GGUF_MIN_VERSION || g->version > DS4_GGUF_VERSION)
         return ds4_fail(err, DS4_E_CORRUPT, "version %" PRIu32 " is not supported, must be 2 or 3",
                         g->version);
-    *n_tensor = load_u64(p + 8);
-    *n_kv = load_u64(p + 16);
+    *n_tensor = ds4_gguf_load_u64(p + 8);
+    *n_kv = ds4_gguf_load_u64(p + 16);
     if (check_count(c, "kv_count", *n_kv, DS4_GGUF_MAX_KV, MIN_KV_BYTES, err))
         return -1;
     return check_count(c, "tensor_count", *n_tensor, DS4_GGUF_MAX_TENSORS, MIN_TENSOR_BYTES, err);
@@ -528,7 +393,8 @@ static int compare_key(const void *a, const void *b, void *arg)
 }
 
 /* Moves the copy and the entries into *g, offsets becoming pointers, and indexes the keys. */
-static int settle(struct cursor *c, struct raw_kvs *raw, struct ds4_gguf *g, struct ds4_err *err)
+static int settle(struct ds4_gguf_cursor *c, struct raw_kvs *raw, struct ds4_gguf *g,
+                  struct ds4_err *err)
 {
     uint8_t *exact = realloc(c->bytes, c->pos);
     struct ds4_str key;
@@ -574,7 +440,7 @@ static int read_alignment(struct ds4_gguf *g, struct ds4_err *err)
     if (kv->type != DS4_GGUF_U32 || kv->is_array)
         return ds4_fail(err, DS4_E_CORRUPT, "general.alignment must be u32, is %s%s",
                         kv->is_array ? "an array of " : "", ds4_gguf_type_name(kv->type));
-    g->alignment = load_u32(kv->data);
+    g->alignment = ds4_gguf_load_u32(kv->data);
     if (g->alignment < DS4_GGUF_MIN_ALIGNMENT || g->alignment > DS4_GGUF_MAX_ALIGNMENT ||
         (g->alignment & (g->alignment - 1)) != 0)
         return ds4_fail(err, DS4_E_CORRUPT,
@@ -585,7 +451,7 @@ static int read_alignment(struct ds4_gguf *g, struct ds4_err *err)
 
 int ds4_gguf_read(int fd, struct ds4_gguf *gguf, struct ds4_err *err)
 {
-    struct cursor c = {.fd = fd, .unit = "file", .name = "header"};
+    struct ds4_gguf_cursor c = {.fd = fd, .unit = "file", .name = "header"};
     struct raw_kvs raw = {0};
     struct tensors tensors = {0};
     struct stat st;

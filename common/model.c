@@ -390,18 +390,32 @@ static int check_merges(const struct ds4_gguf *meta, struct ds4_err *err)
     return 0;
 }
 
+/* Every tokenizer.ggml.*_token_id, known or not. */
+static int check_special_ids(const struct ds4_gguf *meta, int32_t n_vocab, struct ds4_err *err)
+{
+    char key[KEY_BYTES];
+    int32_t id;
+
+    for (size_t i = 0; i < meta->n_kv; i++) {
+        struct ds4_str name = meta->kv[i].key;
+
+        if (!ds4_str_starts(name, DS4_STR("tokenizer.ggml.")) ||
+            !ds4_str_ends(name, DS4_STR("_token_id")) || name.len >= sizeof(key))
+            continue;
+        memcpy(key, name.ptr, name.len);
+        key[name.len] = '\0';
+        if (ds4_gguf_get_i32(meta, key, 0, n_vocab - 1, &id, err))
+            return -1;
+    }
+    return 0;
+}
+
 int ds4_model_check_vocab(const struct ds4_weights_file *wf, int32_t n_vocab, struct ds4_err *err)
 {
-    static const char *const ids[] = {
-        "tokenizer.ggml.bos_token_id",
-        "tokenizer.ggml.eos_token_id",
-        "tokenizer.ggml.padding_token_id",
-    };
     const struct ds4_gguf *meta = ds4_weights_meta(wf);
     const struct ds4_gguf_kv *tokens = ds4_gguf_get_strings(meta, "tokenizer.ggml.tokens", err);
     const struct ds4_gguf_kv *kinds;
     struct ds4_str text;
-    int32_t id;
 
     if (tokens == NULL || ds4_gguf_get_str(meta, "tokenizer.ggml.model", &text, err))
         return -1;
@@ -420,10 +434,8 @@ int ds4_model_check_vocab(const struct ds4_weights_file *wf, int32_t n_vocab, st
         return ds4_fail(err, DS4_E_INVALID,
                         "tokenizer.ggml.token_type has %" PRIu64 " entries for %" PRIu64 " tokens",
                         kinds->n, tokens->n);
-    for (size_t i = 0; i < sizeof(ids) / sizeof(ids[0]); i++) {
-        if (ds4_gguf_has(meta, ids[i]) && ds4_gguf_get_i32(meta, ids[i], 0, n_vocab - 1, &id, err))
-            return -1;
-    }
+    if (check_special_ids(meta, n_vocab, err))
+        return -1;
     if (ds4_gguf_has(meta, "tokenizer.ggml.pre")) {
         if (ds4_gguf_get_str(meta, "tokenizer.ggml.pre", &text, err))
             return -1;
