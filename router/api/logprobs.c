@@ -46,6 +46,13 @@ static void append_item(struct ds4_buf *items, const struct ds4_vocab *vocab,
     ds4_jw_end(&w);
 }
 
+/* Think tags produce no text of their own, so the next piece would claim them. */
+static bool is_think_tag(const struct ds4_vocab *vocab, int32_t id)
+{
+    return id >= 0 && (id == ds4_vocab_special(vocab, DS4_SPECIAL_THINK_OPEN) ||
+                       id == ds4_vocab_special(vocab, DS4_SPECIAL_THINK_CLOSE));
+}
+
 void ds4_logprobs_decide(struct ds4_choice *choice, const struct ds4_events *events)
 {
     struct ds4_buf *items = NULL;
@@ -64,8 +71,9 @@ void ds4_logprobs_decide(struct ds4_choice *choice, const struct ds4_events *eve
     if (items == NULL && !markup)
         return;
     for (size_t i = 0; items != NULL && i < choice->undecided.len; i++)
-        append_item(items, choice->answer->context->vocab, &choice->undecided.ptr[i],
-                    choice->req->sampling.n_logprobs);
+        if (!is_think_tag(choice->answer->context->vocab, choice->undecided.ptr[i].token[0]))
+            append_item(items, choice->answer->context->vocab, &choice->undecided.ptr[i],
+                        choice->req->sampling.n_logprobs);
     DS4_VEC_TRUNCATE(&choice->undecided, 0);
 }
 
