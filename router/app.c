@@ -116,7 +116,7 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
         .queue_max = c->sched.queue_max,
         .queue_ms = c->sched.queue_s * 1000,
         .chunk_tok = c->sched.chunk_tok,
-        .inflight = c->sched.inflight > 0 ? c->sched.inflight : ds4_config_stages(c),
+        .inflight = c->sched.inflight,
         .hot_window_tok = c->kv.hot_window,
         .vocab = app->shape.n_vocab,
         .step_ms = c->watchdog.step_s * 1000,

@@ -283,7 +283,10 @@ static int on_request(h2o_handler_t *self, h2o_req_t *req)
         return 0;
     }
     route = find_route(server, ds4_exchange_path(x), method, &allowed);
-    if (route == NULL && allowed == 0) {
+    if (ds4_exchange_body(x).len > server->config.max_body_bytes) {
+        server->config.refuse(x, 413, "request_too_large",
+                              "the request body is larger than the server accepts");
+    } else if (route == NULL && allowed == 0) {
         refuse_path(server, x);
     } else if (route == NULL) {
         refuse_method(server, x, allowed);
@@ -417,7 +420,9 @@ static void set_up_h2o(struct ds4_server *server, uv_loop_t *loop)
 
     h2o_config_init(&server->global);
     server->global.server_name = h2o_iovec_init(H2O_STRLIT("ds4"));
-    server->global.max_request_entity_size = server->config.max_body_bytes;
+    /* Read somewhat more than is accepted: a client that sends its whole body before it reads would
+     * otherwise meet a reset instead of the 413. */
+    server->global.max_request_entity_size = 2 * server->config.max_body_bytes;
     server->global.http1.req_timeout = DS4_REQUEST_TIMEOUT_MS;
     host = h2o_config_register_host(&server->global, h2o_iovec_init(H2O_STRLIT("default")), 65535);
     path = h2o_config_register_path(host, "/", 0);

@@ -180,6 +180,7 @@ void ds4_metrics_handle(struct ds4_exchange *x, void *context)
 
     ds4_buf_init(&body, DS4_METRICS_BYTES);
     ds4_metrics_read_process(api->metrics);
+    ds4_cluster_export(api->cluster, ds4_clock_ns());
     (void)ds4_metrics_render(api->metrics,
                              open_format ? DS4_METRICS_OPENMETRICS : DS4_METRICS_PROMETHEUS, &body);
     if (ds4_buf_check(&body, "metrics", &err) != 0)

@@ -346,11 +346,11 @@ int ds4_engine_fit(const struct ds4_sched *s, struct ds4_request *req, enum ds4_
     if (context == 0)
         return 0; /* no generation yet */
     *reason = DS4_REASON_CONTEXT;
+    req->context_tok = context;
     if (req->n_prompt >= context)
         return ds4_fail(err, DS4_E_TOO_LONG, "prompt has %d tokens, context is %d tokens",
                         req->n_prompt, context);
     left = context - req->n_prompt;
-    req->context_tok = context;
     if (req->max_new > left) {
         req->max_new = left;
         req->max_new_reduced = true;

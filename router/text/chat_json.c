@@ -22,6 +22,8 @@ struct reader {
 /* Fails at a place: "messages[2].role must be a string". */
 static int bad(struct reader *r, const char *code, const char *why, const char *path, ...)
     __attribute__((format(printf, 4, 5)));
+static int bad_value(struct reader *r, const char *code, struct ds4_str value, const char *why,
+                     const char *path, ...) __attribute__((format(printf, 5, 6)));
 
 static int bad(struct reader *r, const char *code, const char *why, const char *path, ...)
 {
@@ -32,6 +34,20 @@ static int bad(struct reader *r, const char *code, const char *why, const char *
     va_end(args);
     r->param->code = code;
     return ds4_fail(r->err, DS4_E_INVALID, "%s %s", r->param->path, why);
+}
+
+/* The same for a text that is at fault itself: the message quotes the start of it. */
+static int bad_value(struct reader *r, const char *code, struct ds4_str value, const char *why,
+                     const char *path, ...)
+{
+    va_list args;
+
+    va_start(args, path);
+    vsnprintf(r->param->path, sizeof(r->param->path), path, args);
+    va_end(args);
+    r->param->code = code;
+    return ds4_fail(r->err, DS4_E_INVALID, "%s is \"%.*s\": %s", r->param->path,
+                    value.len > 64 ? 64 : (int)value.len, value.ptr, why);
 }
 
 static int too_long(struct reader *r)
@@ -71,8 +87,9 @@ static int read_part(struct reader *r, const struct ds4_jt_node *part, size_t i,
         !ds4_str_equal(type->str, DS4_STR("input_text")) &&
         !ds4_str_equal(type->str, DS4_STR("output_text"))) {
         if (!is_result)
-            return bad(r, UNSUPPORTED, "is not supported: this model reads text only",
-                       "messages[%zu].content[%zu].type", i, p);
+            return bad_value(r, UNSUPPORTED, type->str,
+                             "is not supported: this model reads text only",
+                             "messages[%zu].content[%zu].type", i, p);
         ds4_normalise_append_part(text, p, type->str, true);
         return 0;
     }
@@ -213,8 +230,9 @@ static int read_message(struct reader *r, const struct ds4_jt_node *node, size_t
     message->role_text = role->str;
     message->role = ds4_normalise_role(role->str);
     if (message->role == DS4_ROLE_UNKNOWN)
-        return bad(r, INVALID, "must be system, developer, user, assistant or tool",
-                   "messages[%zu].role", i);
+        return bad_value(r, INVALID, role->str,
+                         "must be system, developer, user, assistant or tool", "messages[%zu].role",
+                         i);
     if (read_content(r, find(node, "content"), i, message))
         return -1;
     if (message->role == DS4_ROLE_TOOL)

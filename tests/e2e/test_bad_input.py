@@ -157,7 +157,8 @@ class Starts(unittest.TestCase):
         self.refuses("ds4-worker", {"cluster": {"stages": 2}}, "5", "--stage", "5")
 
     def test_model_that_is_no_gguf_is_refused(self):
-        whole = open(e2e.TINY, "rb").read(1 << 20)
+        with open(e2e.TINY, "rb") as tiny:
+            whole = tiny.read(1 << 20)
         for name, data in (("empty", b""), ("text", b"hello " * 100), ("cut", whole)):
             path = os.path.join(self.folder, name + ".gguf")
             with open(path, "wb") as out:
