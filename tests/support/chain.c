@@ -1,6 +1,7 @@
 /* In-process stages; see chain.h. */
 #include "tests/support/chain.h"
 
+#include "common/log.h"
 #include "worker/embed_head.h"
 #include "worker/stage_state.h"
 
@@ -45,6 +46,7 @@ struct chain *chain_new(const struct chain_options *options)
     struct ds4_err err = {0};
 
     assert_non_null(c);
+    ds4_log_set_level(DS4_LOG_WARN); /* the plan's table once per stage hides the test's output */
     c->n_stage = options->n_stage > 0 ? options->n_stage : 1;
     assert_true(c->n_stage <= CHAIN_MAX);
     for (int32_t s = 0; s < c->n_stage; s++) {
@@ -240,4 +242,14 @@ void chain_logits(struct chain *c, int32_t n_row, float *out)
 int32_t chain_n_vocab(const struct chain *c)
 {
     return c->stage[0]->model.n_vocab;
+}
+
+void chain_residual(struct chain *c, int32_t n_row, void *out)
+{
+    const struct ds4_stage *last = c->stage[c->n_stage - 1];
+    int32_t first = last->batch.n_tok - n_row;
+
+    assert_true(first >= 0);
+    memcpy(out, (const uint8_t *)last->buf.x + (size_t)first * c->row_bytes,
+           (size_t)n_row * c->row_bytes);
 }

@@ -83,5 +83,7 @@ int32_t chain_feed(struct chain *c, int32_t slot, const int32_t *ids, int32_t ba
 /* Logits of the last n_row rows of the last step, computed on the last stage: out [n_row, n_vocab]. */
 void chain_logits(struct chain *c, int32_t n_row, float *out);
 int32_t chain_n_vocab(const struct chain *c);
+/* The last stage's residual of the last n_row rows of the last step: out [n_row, row_bytes]. */
+void chain_residual(struct chain *c, int32_t n_row, void *out);
 
 #endif
