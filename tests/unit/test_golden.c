@@ -57,6 +57,7 @@ static void hidden_states_match_at_every_layer(void **state)
 
     chain_form(c);
     assert_int_equal(ds4_stage_begin(c->stage[0], chain_build(c, &open, 1, &part, 1), &err), 0);
+    c->stage[0]->backend->begin(c->stage[0]->dev, &c->stage[0]->batch);
     ds4_embed_forward(c->stage[0]);
     check_close("layer", 0, c->stage[0]->buf.x, hidden.data, per_layer);
     chain_free(c);
