@@ -128,15 +128,13 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
         .context_tok = c->model.context,
         .n_blocks = c->kv.blocks,
         .lost_ms = c->cluster.lost_ms,
+        .hold_ms = c->cluster.hold_s * 1000,
         .first_generation = (uint32_t)(ds4_clock_unix_ns() / DS4_NS_PER_SEC),
         .metrics = app->metrics,
     };
     struct ds4_sched_port sched_port;
     struct ds4_cluster_port cluster_port;
 
-    app->metrics = ds4_metrics_new(app->api.model_name, err);
-    if (app->metrics == NULL)
-        return -1;
     app->bus = ds4_bus_open(&app->loop, c->cluster.endpoint_dir, app->metrics, err);
     if (app->bus == NULL)
         return -1;
@@ -268,7 +266,9 @@ struct ds4_app *ds4_app_open(const struct ds4_config *config, int signal_fd, int
         return NULL;
     }
     app->loop_open = true;
-    if (open_model(app, err) != 0 || open_engine(app, err) != 0 || open_server(app, err) != 0 ||
+    if (open_model(app, err) == 0)
+        app->metrics = ds4_metrics_new(app->api.model_name, err);
+    if (app->metrics == NULL || open_engine(app, err) != 0 || open_server(app, err) != 0 ||
         start_loop(app, err) != 0) {
         if (err->code == DS4_E_IO || err->code == DS4_E_BUSY)
             *exit_code =

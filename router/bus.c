@@ -171,9 +171,9 @@ static int send_step(void *owner, const struct ds4_step *step, struct ds4_err *e
     return rc;
 }
 
-static void send_welcome(void *owner, const struct ds4_peer *to)
+static int send_welcome(void *owner, const struct ds4_peer *to)
 {
-    send_or_log(owner, to, DS4_FRAME_WELCOME, 0, DS4_STR(""));
+    return send_frame(owner, to, DS4_FRAME_WELCOME, 0, DS4_STR(""), NULL);
 }
 
 static void send_refused(void *owner, const struct ds4_peer *to, const char *why)

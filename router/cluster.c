@@ -1,6 +1,6 @@
 /* The workers as the router sees them: who is there, when they form, what loses a generation.
  *
- * One rule for every failure (a silent worker, FATAL, BYE, another boot of a stage, a late step, a record
+ * One rule for every failure (a silent or disconnected worker, FATAL, BYE, another boot of a stage, a late step, a record
  * that contradicts the books): first leave TOGETHER, so that nobody is told "ready" from then on;
  * then ABORT to the survivors; then end the running requests.  The next formation gets a new generation
  * and a new random pipe key, so that nothing of an old one can be taken for new.
@@ -47,6 +47,7 @@ struct ds4_cluster *ds4_cluster_new(const struct ds4_cluster_config *config,
     c->config = *config;
     k = &c->config;
     k->lost_ms = or_default(k->lost_ms, 3000);
+    k->ping_ms = or_default(k->ping_ms, 250);
     k->form_ms = or_default(k->form_ms, 30000);
     k->away_ms = or_default(k->away_ms, 120000);
     k->hold_ms = or_default(k->hold_ms, 20000);
@@ -298,7 +299,8 @@ void ds4_cluster_hello(struct ds4_cluster *c, const struct ds4_peer *from,
     ds4_log(DS4_LOG_INFO, "worker.hello",
             "stage=%d layers=%d-%d backend=%s device=\"%s\" pid=%" PRId64, hello->stage,
             hello->first_layer, hello->last_layer - 1, hello->backend, hello->device, hello->pid);
-    c->port.send_welcome(c->port.owner, from);
+    if (c->port.send_welcome(c->port.owner, from) != 0)
+        ds4_log(DS4_LOG_WARN, "worker.hello", "stage=%d error=\"gone already\"", from->stage);
 }
 
 void ds4_cluster_health(struct ds4_cluster *c, const struct ds4_peer *from,
@@ -418,6 +420,22 @@ static void check_heartbeats(struct ds4_cluster *c, int64_t now_ns)
     }
 }
 
+/* A process that died takes its connection along: sending to it fails long before its heartbeats are
+ * missed.  The workers learn from the same frame that the router lives. */
+static void ping(struct ds4_cluster *c, int64_t now_ns)
+{
+    struct ds4_err why = {0};
+
+    if (now_ns < c->next_ping_ns)
+        return;
+    c->next_ping_ns = now_ns + c->config.ping_ms * DS4_NS_PER_MS;
+    for (int32_t s = 0; s < c->config.n_stage; s++)
+        if (c->worker[s].present && c->port.send_welcome(c->port.owner, &c->worker[s].peer) != 0) {
+            ds4_fail(&why, DS4_E_UNAVAILABLE, "stage %d is disconnected", s);
+            lose_worker(c, &c->worker[s], &why, now_ns);
+        }
+}
+
 /* Requests that wait for a cluster that is not coming get their answer. */
 static void check_queue(struct ds4_cluster *c, int64_t now_ns)
 {
@@ -442,6 +460,7 @@ void ds4_cluster_tick(struct ds4_cluster *c, int64_t now_ns)
             c->worker[s].gone_ns = now_ns;
     }
     check_heartbeats(c, now_ns);
+    ping(c, now_ns);
     switch (c->bond) {
     case DS4_BOND_APART:
         if (now_ns >= c->next_join_ns && all_idle(c))

@@ -44,12 +44,13 @@ struct ds4_peer {
     uint8_t boot_id[DS4_ID_BYTES];
 };
 
-/* Commands; `to` and messages are borrowed for the call.  A send that fails is treated as a lost
- * worker by the heartbeat rule, so these return nothing. */
+/* Commands; `to` and messages are borrowed for the call.  Those that return nothing may be lost: the
+ * heartbeat rules make that good. */
 struct ds4_cluster_port {
     void *owner;
-    /* HELLO was accepted; HELLO was not, and the worker must leave as misconfigured. */
-    void (*send_welcome)(void *owner, const struct ds4_peer *to);
+    /* HELLO was accepted, or just "I am here": 0, or -1 if there is no connection to that boot. */
+    int (*send_welcome)(void *owner, const struct ds4_peer *to);
+    /* HELLO was not accepted, the worker must leave as misconfigured. */
     void (*send_refused)(void *owner, const struct ds4_peer *to, const char *why);
     void (*send_form)(void *owner, const struct ds4_peer *to, const struct ds4_form *form);
     void (*send_abort)(void *owner, const struct ds4_peer *to, uint32_t generation);
@@ -57,15 +58,16 @@ struct ds4_cluster_port {
 };
 
 struct ds4_cluster_config {
-    int32_t n_stage;           /* required */
-    int32_t context_tok;       /* model.context; 0 = what the workers allow */
-    int32_t n_blocks;          /* kv.blocks; 0 = what the workers hold */
-    int32_t lost_ms;           /* [3000] */
-    int32_t form_ms;           /* a formation may take so long [30000] */
-    int32_t away_ms;           /* a stage gone for so long: FAILED [120000] */
-    int32_t hold_ms;           /* what waits is kept so long for a cluster that is not up [20000] */
-    int32_t fresh_ms;          /* newest step must be younger [15000] */
-    uint32_t first_generation; /* the first one is this + 1 */
+    int32_t n_stage;     /* required */
+    int32_t context_tok; /* model.context; 0 = what the workers allow */
+    int32_t n_blocks;    /* kv.blocks; 0 = what the workers hold */
+    int32_t lost_ms;     /* [3000] */
+    int32_t ping_ms;  /* a worker is told so often that we are here; finds cut connections [250] */
+    int32_t form_ms;  /* a formation may take so long [30000] */
+    int32_t away_ms;  /* a stage gone for so long: FAILED [120000] */
+    int32_t hold_ms;  /* what waits is kept so long for a cluster that is not up [20000] */
+    int32_t fresh_ms; /* newest step must be younger [15000] */
+    uint32_t first_generation;   /* the first one is this + 1 */
     struct ds4_metrics *metrics; /* borrowed; NULL = none */
 };
 

@@ -39,9 +39,10 @@ struct ds4_cluster {
         plan_problem[DS4_ERR_MSG_BYTES]; /* why these workers cannot work together; "" = they can */
     char last_problem[DS4_ERR_MSG_BYTES]; /* what ended the newest generation or formation */
     int64_t born_ns;
-    int64_t apart_ns;       /* since when there is no generation */
-    int64_t join_ns;        /* when the formation began */
-    int64_t next_join_ns;   /* not before */
+    int64_t apart_ns;     /* since when there is no generation */
+    int64_t join_ns;      /* when the formation began */
+    int64_t next_join_ns; /* not before */
+    int64_t next_ping_ns;
     int32_t n_failed_joins; /* in a row */
 };
 

@@ -5,8 +5,11 @@
  * when that is enough to admit it; else it waits and so do those behind it.  A waiting prompt therefore
  * never starves behind smaller ones, and nothing admitted runs out later.
  * Invariant: a refused attempt leaves ledger, prefixes and slots as they were. */
+#include "common/log.h"
 #include "common/metrics.h"
 #include "router/sched/engine.h"
+
+#include <inttypes.h>
 
 static void evict(struct ds4_sched *s, int32_t index)
 {
@@ -134,6 +137,8 @@ bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns)
     s->prompt_tok += (uint64_t)(req->n_prompt - hit.start);
     s->cached_tok += (uint64_t)hit.start;
     ds4_count_admitted(s->config.metrics, req, &hit);
+    ds4_log(DS4_LOG_DEBUG, "sched.admit", "request=%s seq=%" PRIu64 " prompt=%d common=%d start=%d",
+            req->id, req->seq, req->n_prompt, hit.lcp, hit.start);
     if (req->sink.admitted != NULL) {
         req->delivering = true;
         req->sink.admitted(req->sink.owner, hit.start);

@@ -7,7 +7,8 @@
 #include "router/sched/prefix.h"
 
 #define DS4_PREFIX_COMPARE_TOK 256 /* tokens per memcmp: small enough to find the spot quickly */
-#define DS4_PREFIX_TRIFLE_TOK  64  /* a common part of so much is always worth having */
+#define DS4_PREFIX_TRIFLE_TOK  64  /* a common part of so much is always worth having, */
+#define DS4_PREFIX_TRIFLE_PART 100 /* and of less, if it is this part of the entry */
 
 void ds4_prefix_init(struct ds4_prefix *prefix, int32_t hot_window_tok)
 {
@@ -69,7 +70,7 @@ struct ds4_prefix_hit ds4_prefix_find(const struct ds4_prefix *prefix, const int
             best.lcp = lcp;
         cut = lcp < n_prompt ? lcp : n_prompt - 1;
         start = restore_point(prefix, entry, cut);
-        if (start < DS4_PREFIX_TRIFLE_TOK && start < len / 2)
+        if (start < DS4_PREFIX_TRIFLE_TOK && start < len / DS4_PREFIX_TRIFLE_PART)
             continue;
         if (start > best.start)
             best = (struct ds4_prefix_hit){.index = (int32_t)i, .lcp = lcp, .start = start};

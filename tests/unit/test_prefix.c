@@ -111,17 +111,17 @@ static void the_longest_of_several_wins_and_salts_keep_apart(void **state)
 static void a_trifle_in_common_is_no_reason_to_take_an_entry(void **state)
 {
     struct ds4_prefix p;
-    int32_t prompt[100];
+    int32_t prompt[1100];
 
     (void)state;
-    ds4_prefix_init(&p, 120);
-    insert(&p, 1, 100, 1);
-    fill(prompt, 1, 100);
-    prompt[27] = -1;
-    assert_int_equal(ds4_prefix_find(&p, prompt, 100, 0).index, -1);
-    fill(prompt, 1, 100);
-    prompt[64] = -1;
-    assert_int_equal(ds4_prefix_find(&p, prompt, 100, 0).start, 64);
+    ds4_prefix_init(&p, 2000); /* a window that would allow the cut */
+    insert(&p, 1, 1000, 1);
+    fill(prompt, 1, 1100);
+    prompt[9] = -1;
+    assert_int_equal(ds4_prefix_find(&p, prompt, 1100, 0).index, -1);
+    fill(prompt, 1, 1100);
+    prompt[10] = -1; /* 1 % of it */
+    assert_int_equal(ds4_prefix_find(&p, prompt, 1100, 0).start, 10);
     ds4_prefix_deinit(&p);
 }
 
