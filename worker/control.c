@@ -45,7 +45,9 @@ struct control {
     uint32_t generation; /* being formed or formed; 0 = none */
     char message[128];   /* why the last one ended */
     bool link_up;
+    bool planned; /* `hello` is filled */
     bool loaded;
+    struct ds4_hello hello;
     bool welcomed;  /* the router of this link has answered */
     bool announced; /* READY=1 was said */
     struct ds4_deadline heartbeat;
@@ -78,19 +80,20 @@ static void finish(struct control *c, int exit_code)
 /* ---- sending ---- */
 
 /* A frame that cannot be sent is not an error: without a link there is nobody to tell. */
-static void send_frame(struct control *c, enum ds4_frame_kind kind, struct ds4_str payload)
+static void send_frame(struct control *c, enum ds4_frame_kind kind, uint32_t generation,
+                       struct ds4_str payload)
 {
     struct ds4_err err = {0};
 
-    if (c->link_up && ds4_wbus_send(c->bus, kind, c->generation, payload, &err))
+    if (c->link_up && ds4_wbus_send(c->bus, kind, generation, payload, &err))
         ds4_log(DS4_LOG_WARN, "bus.send", "message=\"%s\"", err.msg);
 }
 
-static void send_out(struct control *c, enum ds4_frame_kind kind, int encoded,
+static void send_out(struct control *c, enum ds4_frame_kind kind, uint32_t generation, int encoded,
                      const struct ds4_err *err)
 {
     if (encoded == 0)
-        send_frame(c, kind, ds4_buf_view(&c->out));
+        send_frame(c, kind, generation, ds4_buf_view(&c->out));
     else
         ds4_log(DS4_LOG_ERROR, "bus.encode", "kind=%s message=\"%s\"", ds4_frame_kind_name(kind),
                 err->msg);
@@ -117,7 +120,7 @@ static void send_health(struct control *c)
     struct ds4_err err = {0};
 
     c->heartbeat = ds4_deadline_in_ms(c->config.heartbeat_ms);
-    if (!c->link_up || !c->loaded) /* nothing before HELLO, which needs the loaded stage */
+    if (!c->link_up || !c->planned) /* nothing before HELLO */
         return;
     ds4_loop_get_status(c->loop, &status);
     health = (struct ds4_health){
@@ -135,23 +138,25 @@ static void send_health(struct control *c)
         .wait_command_seconds = status.wait_command_seconds,
         .rss_bytes = rss_bytes(),
     };
-    ds4_stage_health(stage, &health);
+    if (stage != NULL)
+        ds4_stage_health(stage, &health);
     snprintf(health.message, sizeof(health.message), "%s", c->message);
     ds4_buf_clear(&c->out);
-    send_out(c, DS4_FRAME_HEALTH, ds4_codec_encode_health(&health, &c->out, &err), &err);
+    send_out(c, DS4_FRAME_HEALTH, c->generation, ds4_codec_encode_health(&health, &c->out, &err),
+             &err);
 }
 
 static void send_hello(struct control *c)
 {
-    struct ds4_hello hello = {.pid = getpid()};
+    struct ds4_hello hello = c->hello;
     struct ds4_err err = {0};
 
-    ds4_stage_hello(ds4_loop_stage(c->loop), &hello);
+    hello.pid = getpid();
     memcpy(hello.boot_id, c->config.bus.boot_id, sizeof(hello.boot_id));
     if (gethostname(hello.host, sizeof(hello.host) - 1) != 0)
         hello.host[0] = 0;
     ds4_buf_clear(&c->out);
-    send_out(c, DS4_FRAME_HELLO, ds4_codec_encode_hello(&hello, &c->out, &err), &err);
+    send_out(c, DS4_FRAME_HELLO, 0, ds4_codec_encode_hello(&hello, &c->out, &err), &err);
 }
 
 static void set_state(struct control *c, enum ds4_worker_state state, const char *message)
@@ -216,6 +221,17 @@ static void leave_generation(struct control *c, const char *why)
         set_state(c, DS4_WORKER_IDLE, why);
 }
 
+static void send_form_failed(struct control *c, uint32_t generation, const char *reason)
+{
+    struct ds4_note note;
+    struct ds4_err err = {0};
+
+    snprintf(note.text, sizeof(note.text), "%s", reason);
+    ds4_buf_clear(&c->out);
+    send_out(c, DS4_FRAME_FORM_FAILED, generation, ds4_codec_encode_note(&note, &c->out, &err),
+             &err);
+}
+
 static void take_form(struct control *c)
 {
     struct ds4_form form;
@@ -224,8 +240,11 @@ static void take_form(struct control *c)
     if (ds4_codec_decode_form(ds4_buf_view(&c->in), &c->scratch, &form, &err))
         ds4_fatal_leave(DS4_EXIT_PROTOCOL, "%s", err.msg);
     if (c->state != DS4_WORKER_IDLE && c->state != DS4_WORKER_FORMING &&
-        c->state != DS4_WORKER_READY)
-        return; /* loading or leaving: the heartbeat says so */
+        c->state != DS4_WORKER_READY) {
+        send_form_failed(c, form.generation,
+                         c->loaded ? "the worker is leaving" : "the weights are still loading");
+        return;
+    }
     leave_generation(c, "a new generation begins");
     if (ds4_loop_post_form(c->loop, &form, &err))
         ds4_fatal_leave(DS4_EXIT_PROTOCOL, "%s", err.msg);
@@ -312,7 +331,7 @@ static void take_links(struct control *c)
                 c->link_up, c->gate.n_stale, c->gate.n_lost);
         if (!c->link_up) {
             leave_generation(c, "the router is gone");
-        } else if (c->loaded) {
+        } else if (c->planned) {
             send_hello(c);
             send_health(c);
         }
@@ -331,18 +350,6 @@ static void load_failed(struct control *c, const struct ds4_err *err)
     finish(c, temporary ? DS4_EXIT_TEMPORARY : DS4_EXIT_CONFIG);
 }
 
-static void form_failed(struct control *c, const struct ds4_err *reason)
-{
-    struct ds4_note note;
-    struct ds4_err err = {0};
-
-    snprintf(note.text, sizeof(note.text), "%s", reason->msg);
-    ds4_buf_clear(&c->out);
-    send_out(c, DS4_FRAME_FORM_FAILED, ds4_codec_encode_note(&note, &c->out, &err), &err);
-    c->generation = 0;
-    set_state(c, DS4_WORKER_IDLE, reason->msg);
-}
-
 static void take_generation_event(struct control *c, const struct ds4_loop_event *event)
 {
     if (event->generation != c->generation)
@@ -350,14 +357,17 @@ static void take_generation_event(struct control *c, const struct ds4_loop_event
     switch (event->kind) {
     case DS4_LOOP_FORMED:
         c->gate.generation = event->generation;
-        send_frame(c, DS4_FRAME_FORMED, DS4_STR(""));
+        send_frame(c, DS4_FRAME_FORMED, c->generation, DS4_STR(""));
         set_state(c, DS4_WORKER_READY, "");
         break;
     case DS4_LOOP_FORM_FAILED:
-        form_failed(c, &event->err);
+        send_form_failed(c, event->generation, event->err.msg);
+        c->generation = 0;
+        if (c->state != DS4_WORKER_DRAINING)
+            set_state(c, DS4_WORKER_IDLE, event->err.msg);
         break;
     case DS4_LOOP_TOKENS:
-        send_frame(c, DS4_FRAME_TOKENS, ds4_buf_view(&event->payload));
+        send_frame(c, DS4_FRAME_TOKENS, c->generation, ds4_buf_view(&event->payload));
         break;
     default: /* DS4_LOOP_IDLE */
         c->gate.generation = 0;
@@ -374,10 +384,15 @@ static void take_events(struct control *c)
 
     while (!c->done && ds4_loop_next_event(c->loop, &event)) {
         switch (event.kind) {
-        case DS4_LOOP_LOADED:
-            c->loaded = true;
+        case DS4_LOOP_PLANNED:
+            c->hello = event.hello;
+            c->planned = true;
             if (c->link_up)
                 send_hello(c);
+            send_health(c);
+            break;
+        case DS4_LOOP_LOADED:
+            c->loaded = true;
             set_state(c, DS4_WORKER_IDLE, "");
             break;
         case DS4_LOOP_LOAD_FAILED:
@@ -402,9 +417,9 @@ static void send_report(struct control *c, const struct ds4_fatal_report *report
 {
     struct ds4_err err = {0};
 
-    c->generation = report->generation;
     ds4_buf_clear(&c->out);
-    send_out(c, DS4_FRAME_FATAL, ds4_codec_encode_fatal(report, &c->out, &err), &err);
+    send_out(c, DS4_FRAME_FATAL, report->generation, ds4_codec_encode_fatal(report, &c->out, &err),
+             &err);
     ds4_wbus_close(c->bus, LINGER_MS);
     c->bus = NULL;
     c->link_up = false;
@@ -581,7 +596,7 @@ static void run(struct control *c)
         do_what_is_due(c);
     }
     if (c->exit_code == DS4_EXIT_OK)
-        send_frame(c, DS4_FRAME_BYE, DS4_STR(""));
+        send_frame(c, DS4_FRAME_BYE, c->generation, DS4_STR(""));
 }
 
 int ds4_control_run(const struct ds4_control_config *config, struct ds4_err *err)

@@ -24,6 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #define N_PHASE (DS4_PHASE_SEND + 1)
@@ -143,11 +144,9 @@ void ds4_loop_get_status(const struct ds4_loop *loop, struct ds4_loop_status *st
 
 /* ---- events ---- */
 
-/* Waits for room, which only a control thread that died would not make. */
-static void put_event(struct ds4_loop *loop, enum ds4_loop_event_kind kind, uint32_t generation,
-                      const struct ds4_err *err, struct ds4_buf *payload)
+/* Takes event->payload.  Waits for room, which only a control thread that died would not make. */
+static void put_event(struct ds4_loop *loop, const struct ds4_loop_event *event)
 {
-    struct ds4_loop_event *event;
     uint64_t one = 1;
     ssize_t n;
 
@@ -155,21 +154,28 @@ static void put_event(struct ds4_loop *loop, enum ds4_loop_event_kind kind, uint
     while (loop->n_event == DS4_LOOP_EVENTS && loop->stop != STOP_NOW)
         pthread_cond_wait(&loop->wake, &loop->lock);
     if (loop->n_event == DS4_LOOP_EVENTS) {
+        struct ds4_buf dropped = event->payload;
+
         pthread_mutex_unlock(&loop->lock);
-        if (payload != NULL)
-            ds4_buf_deinit(payload);
+        ds4_buf_deinit(&dropped);
         return;
     }
-    event = &loop->event[(loop->first_event + loop->n_event++) % DS4_LOOP_EVENTS];
-    *event = (struct ds4_loop_event){.kind = kind, .generation = generation};
-    if (err != NULL)
-        event->err = *err;
-    if (payload != NULL)
-        event->payload = *payload;
+    loop->event[(loop->first_event + loop->n_event++) % DS4_LOOP_EVENTS] = *event;
     pthread_mutex_unlock(&loop->lock);
     do {
         n = write(loop->event_fd, &one, sizeof(one));
     } while (n < 0 && errno == EINTR);
+}
+
+/* `err` may be NULL. */
+static void tell(struct ds4_loop *loop, enum ds4_loop_event_kind kind, uint32_t generation,
+                 const struct ds4_err *err)
+{
+    struct ds4_loop_event event = {.kind = kind, .generation = generation};
+
+    if (err != NULL)
+        event.err = *err;
+    put_event(loop, &event);
 }
 
 bool ds4_loop_next_event(struct ds4_loop *loop, struct ds4_loop_event *event)
@@ -314,6 +320,16 @@ static void leave_generation(struct ds4_loop *loop)
     atomic_store(&loop->step_no, -1);
 }
 
+static void lose_generation(struct ds4_loop *loop, const struct ds4_err *why)
+{
+    uint32_t generation = loop->generation;
+
+    ds4_log(DS4_LOG_WARN, "generation.lost", "generation=%u step=%" PRIdFAST64 " message=\"%s\"",
+            generation, atomic_load(&loop->step_no), why->msg);
+    leave_generation(loop);
+    tell(loop, DS4_LOOP_IDLE, generation, why);
+}
+
 static void run_form(struct ds4_loop *loop, const struct ds4_form *form)
 {
     struct ds4_stage *stage = own_stage(loop);
@@ -344,7 +360,7 @@ static void run_form(struct ds4_loop *loop, const struct ds4_form *form)
         rc = pipe == NULL ? -1 : 0;
     }
     if (rc != 0) {
-        put_event(loop, DS4_LOOP_FORM_FAILED, form->generation, &err, NULL);
+        tell(loop, DS4_LOOP_FORM_FAILED, form->generation, &err);
         return;
     }
     set_pipe(loop, pipe);
@@ -352,7 +368,7 @@ static void run_form(struct ds4_loop *loop, const struct ds4_form *form)
     loop->n_stage = form->n_stage;
     loop->next_step = 0;
     loop->taken_record = -1;
-    put_event(loop, DS4_LOOP_FORMED, form->generation, NULL, NULL);
+    tell(loop, DS4_LOOP_FORMED, form->generation, NULL);
 }
 
 /* ---- a step ---- */
@@ -394,7 +410,7 @@ static int receive_rows(struct ds4_loop *loop, const struct ds4_step *step, stru
 static int send_results(struct ds4_loop *loop, const struct ds4_step *step,
                         const struct ds4_tokens_out *out, struct ds4_err *err)
 {
-    struct ds4_buf payload;
+    struct ds4_loop_event event = {.kind = DS4_LOOP_TOKENS, .generation = loop->generation};
 
     enter(loop, DS4_PHASE_SEND);
     if (!ds4_stage_is_last(own_stage(loop)))
@@ -403,12 +419,12 @@ static int send_results(struct ds4_loop *loop, const struct ds4_step *step,
                                                           step->n_tok, pipe_deadline(loop), err);
     if (loop->config.pipe->publish(loop->pipe, &loop->record, pipe_deadline(loop), err))
         return ds4_err_wrap(err, "publishing step %" PRId64, step->step_no);
-    ds4_buf_init(&payload, DS4_MAX_FRAME_BYTES);
-    if (ds4_codec_encode_tokens(out, &loop->scratch, &payload, err)) {
-        ds4_buf_deinit(&payload);
+    ds4_buf_init(&event.payload, DS4_MAX_FRAME_BYTES);
+    if (ds4_codec_encode_tokens(out, &loop->scratch, &event.payload, err)) {
+        ds4_buf_deinit(&event.payload);
         return -1;
     }
-    put_event(loop, DS4_LOOP_TOKENS, loop->generation, NULL, &payload);
+    put_event(loop, &event);
     return 0;
 }
 
@@ -456,11 +472,10 @@ static int execute(struct ds4_loop *loop, const struct ds4_step *step, struct ds
 static void run_step(struct ds4_loop *loop, const struct ds4_step *step)
 {
     struct ds4_err err = {0};
-    uint32_t generation = loop->generation;
     int rc;
 
     /* Posted before this side left the generation and the router heard of it. */
-    if (step->generation != generation)
+    if (step->generation != loop->generation)
         return;
     ds4_fatal_note_step(step);
     atomic_store(&loop->step_start_ns, ds4_clock_ns());
@@ -473,10 +488,7 @@ static void run_step(struct ds4_loop *loop, const struct ds4_step *step)
         atomic_fetch_add(&loop->steps_done, 1);
         return;
     }
-    ds4_log(DS4_LOG_WARN, "generation.lost", "generation=%u step=%" PRId64 " message=\"%s\"",
-            generation, step->step_no, err.msg);
-    leave_generation(loop);
-    put_event(loop, DS4_LOOP_IDLE, generation, &err, NULL);
+    lose_generation(loop, &err);
 }
 
 /* ---- the thread ---- */
@@ -487,6 +499,14 @@ static void note_progress(void *arg, int64_t loaded_bytes, int64_t total_bytes)
 
     atomic_store(&loop->loaded_bytes, loaded_bytes);
     atomic_store(&loop->total_bytes, total_bytes);
+}
+
+static void note_plan(void *arg, const struct ds4_stage *stage)
+{
+    struct ds4_loop_event event = {.kind = DS4_LOOP_PLANNED};
+
+    ds4_stage_hello(stage, &event.hello);
+    put_event(arg, &event);
 }
 
 static int load(struct ds4_loop *loop, struct ds4_err *err)
@@ -510,22 +530,36 @@ static int load(struct ds4_loop *loop, struct ds4_err *err)
     return 0;
 }
 
-enum next { NEXT_COMMAND, NEXT_DROP, NEXT_STOP };
+enum next { NEXT_COMMAND, NEXT_DROP, NEXT_CHECK, NEXT_STOP };
+
+/* Sleeps until woken; in a generation not longer than check_ms.  False if that time passed. */
+static bool wait_locked(struct ds4_loop *loop)
+{
+    int64_t at_ns = ds4_clock_ns() + loop->config.check_ms * DS4_NS_PER_MS;
+    struct timespec at = {.tv_sec = (time_t)(at_ns / DS4_NS_PER_SEC),
+                          .tv_nsec = (long)(at_ns % DS4_NS_PER_SEC)};
+
+    if (loop->generation != 0 && loop->config.check_ms > 0)
+        return pthread_cond_timedwait(&loop->wake, &loop->lock, &at) != ETIMEDOUT;
+    return pthread_cond_wait(&loop->wake, &loop->lock) == 0;
+}
 
 static enum next next_command(struct ds4_loop *loop, struct command *command)
 {
     enum next next = NEXT_COMMAND;
 
     pthread_mutex_lock(&loop->lock);
-    while (loop->n_command == 0 && loop->stop == STOP_NO && !loop->drop)
-        pthread_cond_wait(&loop->wake, &loop->lock);
+    while (next == NEXT_COMMAND && loop->n_command == 0 && loop->stop == STOP_NO && !loop->drop)
+        if (!wait_locked(loop))
+            next = NEXT_CHECK;
     if (loop->stop == STOP_NOW || (loop->n_command == 0 && loop->stop == STOP_DRAIN)) {
         next = NEXT_STOP;
     } else if (loop->drop) {
         next = NEXT_DROP;
         loop->drop = false;
         atomic_store(&loop->cancel, false);
-    } else {
+    } else if (loop->n_command > 0) {
+        next = NEXT_COMMAND;
         *command = loop->command[loop->first_command];
         loop->first_command = (loop->first_command + 1) % DS4_LOOP_COMMANDS;
         loop->n_command--;
@@ -556,7 +590,16 @@ static void drop_generation(struct ds4_loop *loop)
         return;
     leave_generation(loop);
     ds4_fail(&err, DS4_E_CANCELLED, "generation %u was aborted", generation);
-    put_event(loop, DS4_LOOP_IDLE, generation, &err, NULL);
+    tell(loop, DS4_LOOP_IDLE, generation, &err);
+}
+
+/* A stage that waits for commands is in no call of the pipe, and would learn last of a dead peer. */
+static void check_neighbours(struct ds4_loop *loop)
+{
+    struct ds4_err err = {0};
+
+    if (loop->config.pipe->check(loop->pipe, &err))
+        lose_generation(loop, &err);
 }
 
 static void *run(void *arg)
@@ -567,10 +610,10 @@ static void *run(void *arg)
     enum next next = NEXT_COMMAND;
 
     if (load(loop, &err)) {
-        put_event(loop, DS4_LOOP_LOAD_FAILED, 0, &err, NULL);
+        tell(loop, DS4_LOOP_LOAD_FAILED, 0, &err);
         return NULL;
     }
-    put_event(loop, DS4_LOOP_LOADED, 0, NULL, NULL);
+    tell(loop, DS4_LOOP_LOADED, 0, NULL);
     while (next != NEXT_STOP) {
         enter(loop, DS4_PHASE_COMMAND);
         next = next_command(loop, &command);
@@ -578,9 +621,11 @@ static void *run(void *arg)
             run_command(loop, &command);
         else if (next == NEXT_DROP)
             drop_generation(loop);
+        else if (next == NEXT_CHECK)
+            check_neighbours(loop);
     }
     leave_generation(loop);
-    put_event(loop, DS4_LOOP_STOPPED, 0, NULL, NULL);
+    tell(loop, DS4_LOOP_STOPPED, 0, NULL);
     return NULL;
 }
 
@@ -619,6 +664,7 @@ static void free_storage(struct ds4_loop *loop)
 struct ds4_loop *ds4_loop_new(const struct ds4_loop_config *config, struct ds4_err *err)
 {
     struct ds4_loop *loop = calloc(1, sizeof(*loop));
+    pthread_condattr_t attributes;
     int rc;
 
     if (loop == NULL) {
@@ -626,6 +672,8 @@ struct ds4_loop *ds4_loop_new(const struct ds4_loop_config *config, struct ds4_e
         return NULL;
     }
     loop->config = *config;
+    loop->config.stage.planned = note_plan;
+    loop->config.stage.planned_arg = loop;
     loop->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
     if (loop->event_fd < 0) {
         ds4_fail(err, DS4_E_IO, "eventfd: %s", strerror(errno));
@@ -633,7 +681,10 @@ struct ds4_loop *ds4_loop_new(const struct ds4_loop_config *config, struct ds4_e
         return NULL;
     }
     pthread_mutex_init(&loop->lock, NULL);
-    pthread_cond_init(&loop->wake, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC); /* the clock of deadlines */
+    pthread_cond_init(&loop->wake, &attributes);
+    pthread_condattr_destroy(&attributes);
     ds4_arena_init(&loop->scratch, DS4_CODEC_ARENA_BYTES);
     init_arenas(loop);
     atomic_store(&loop->step_no, -1);

@@ -36,9 +36,11 @@ struct ds4_loop_config {
     int32_t depth;        /* steps in flight at most */
     int32_t form_ms;      /* a pipe may take so long to meet its neighbours */
     int32_t pipe_wait_ms; /* last resort of every wait in a step; dead peers are noticed at once */
+    int32_t check_ms;     /* an idle stage looks after its neighbours so often; 0 = never */
 };
 
 enum ds4_loop_event_kind {
+    DS4_LOOP_PLANNED, /* hello */
     DS4_LOOP_LOADED,
     DS4_LOOP_LOAD_FAILED, /* err */
     DS4_LOOP_FORMED,      /* generation */
@@ -52,6 +54,7 @@ struct ds4_loop_event {
     enum ds4_loop_event_kind kind;
     uint32_t generation;
     struct ds4_err err;
+    struct ds4_hello hello; /* what ds4_stage_hello fills */
     struct ds4_buf payload; /* owned by the receiver of the event */
 };
 

@@ -77,6 +77,10 @@ struct ds4_pipe_ops {
                    struct ds4_deadline deadline, struct ds4_err *err);
     int (*take)(struct ds4_pipe *pipe, struct ds4_token_record *record,
                 struct ds4_deadline deadline, struct ds4_err *err);
+
+    /* 0 while every stage this one exchanges with is there; else -1 as a wait would end.  Never waits:
+     * for a stage that is idle, and so in none of the calls above. */
+    int (*check)(struct ds4_pipe *pipe, struct ds4_err *err);
 };
 
 extern const struct ds4_pipe_ops ds4_pipe_shm;

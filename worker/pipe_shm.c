@@ -290,6 +290,16 @@ static int shm_take(struct ds4_pipe *pipe, struct ds4_token_record *record,
     return 0;
 }
 
+static int shm_check(struct ds4_pipe *pipe, struct ds4_err *err)
+{
+    struct ds4_shm_ring *rings[] = {pipe->in, pipe->out, pipe->tokens};
+
+    for (size_t i = 0; i < sizeof(rings) / sizeof(rings[0]); i++)
+        if (rings[i] != NULL && ds4_shm_ring_check(rings[i], err))
+            return -1;
+    return 0;
+}
+
 const struct ds4_pipe_ops ds4_pipe_shm = {
     .name = "shm",
     .open = shm_open_pipe,
@@ -299,4 +309,5 @@ const struct ds4_pipe_ops ds4_pipe_shm = {
     .recv = shm_recv,
     .publish = shm_publish,
     .take = shm_take,
+    .check = shm_check,
 };

@@ -94,6 +94,7 @@ int ds4_worker_settings_fill(const struct ds4_config *config, int32_t stage,
         .pipe = &ds4_pipe_shm,
         .depth = smaller(inflight + 1, DS4_MAX_STAGES),
         .form_ms = config->cluster.form_ms,
+        .check_ms = config->cluster.heartbeat_ms,
         /* Every stage before this one may take as long as the watchdog lets it. */
         .pipe_wait_ms = smaller(config->watchdog.prefill_s, INT32_MAX / 2000 / DS4_MAX_STAGES) *
                             1000 * n_stage +

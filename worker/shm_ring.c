@@ -120,28 +120,36 @@ static bool is_cancelled(const struct ds4_shm_ring *ring)
            (ring->config.cancel != NULL && atomic_load(ring->config.cancel));
 }
 
+/* Fails if `who` left, or, with `ask_lock`, died; asking costs a system call. */
+static int check_peer(struct ds4_shm_ring *ring, int32_t who, bool ask_lock, struct ds4_err *err)
+{
+    struct ring_side *peer = side_of(ring, who);
+
+    if (atomic_load(&peer->left) != 0)
+        return ds4_fail(err, DS4_E_UNAVAILABLE, "stage %d left the pipe", (int)stage_of(ring, who));
+    if (ask_lock && atomic_load(&peer->joined) != 0 && !is_locked(ring->fd, who))
+        return ds4_fail(err, DS4_E_UNAVAILABLE, "stage %d died", (int)stage_of(ring, who));
+    return 0;
+}
+
 /* Sleeps until *word is no longer `seen`.  `who` is the side that changes it. */
 static int wait_change(struct ds4_shm_ring *ring, int32_t who, _Atomic uint32_t *word,
                        uint32_t seen, struct ds4_deadline deadline, struct ds4_err *err)
 {
-    struct ring_side *peer = side_of(ring, who);
     bool slept_in_vain = false;
 
     while (atomic_load(word) == seen) {
         int64_t left_ns = deadline.at_ns - ds4_clock_ns();
         struct timespec slice;
-        bool gone;
 
         if (is_cancelled(ring))
             return ds4_fail(err, DS4_E_CANCELLED, "the pipe was aborted");
         if (left_ns <= 0)
             return ds4_fail(err, DS4_E_TIMEOUT, "stage %d did not answer in time",
                             (int)stage_of(ring, who));
-        gone = atomic_load(&peer->left) != 0 ||
-               (slept_in_vain && atomic_load(&peer->joined) != 0 && !is_locked(ring->fd, who));
-        if (gone && atomic_load(word) == seen)
-            return ds4_fail(err, DS4_E_UNAVAILABLE, "stage %d %s", (int)stage_of(ring, who),
-                            atomic_load(&peer->left) ? "left the pipe" : "died");
+        /* What it did last still counts. */
+        if (check_peer(ring, who, slept_in_vain, err) && atomic_load(word) == seen)
+            return -1;
         if (left_ns > SLICE_NS)
             left_ns = SLICE_NS;
         slice = (struct timespec){.tv_sec = 0, .tv_nsec = (long)left_ns};
@@ -403,6 +411,16 @@ void ds4_shm_ring_close(struct ds4_shm_ring *ring)
     if (ring->fd >= 0)
         close(ring->fd);
     free(ring);
+}
+
+int ds4_shm_ring_check(struct ds4_shm_ring *ring, struct ds4_err *err)
+{
+    if (ring->self != PRODUCER)
+        return check_peer(ring, PRODUCER, true, err);
+    for (int32_t k = 0; k < ring->config.n_consumer; k++)
+        if (check_peer(ring, k, true, err))
+            return -1;
+    return 0;
 }
 
 void ds4_shm_ring_abort(struct ds4_shm_ring *ring)

@@ -51,6 +51,8 @@ struct ds4_shm_ring *ds4_shm_ring_join(const struct ds4_shm_ring_config *config,
                                        struct ds4_err *err) DS4_MUST_CHECK;
 /* Tells the peers that this side left.  NULL is fine. */
 void ds4_shm_ring_close(struct ds4_shm_ring *ring);
+/* 0, or -1 with DS4_E_UNAVAILABLE if a peer left or died.  Never waits. */
+int ds4_shm_ring_check(struct ds4_shm_ring *ring, struct ds4_err *err) DS4_MUST_CHECK;
 void ds4_shm_ring_abort(struct ds4_shm_ring *ring);
 
 /* Producer: the next slot, slot_bytes to fill, when every consumer has released it; commit makes it

@@ -31,6 +31,9 @@
 struct ds4_stage;
 struct ds4_plan;
 
+/* See `planned` below. */
+typedef void (*ds4_planned_fn)(void *arg, const struct ds4_stage *st);
+
 struct ds4_stage_config {
     const char *model_path; /* GGUF, first part of a split file */
     enum ds4_load load;     /* MMAP uses weights in place where the backend can */
@@ -49,6 +52,10 @@ struct ds4_stage_config {
     int32_t max_step_tok;   /* rows per step, <= DS4_MAX_STEP_TOK */
     int32_t n_blocks;       /* cache blocks; 0: as many as fit, at most what all slots can use */
     int32_t hot_window_tok; /* tokens that can be taken back without a restart; 0: 120 */
+    /* May be NULL.  Called once by ds4_stage_new when the plan stands and its memory is taken, before
+     * the weights are read, which may take minutes: ds4_stage_hello may be called from here on. */
+    ds4_planned_fn planned;
+    void *planned_arg;
 };
 
 /* Weight bytes so far and in all; called from ds4_stage_new, at least once per layer. */

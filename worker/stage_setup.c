@@ -214,6 +214,8 @@ struct ds4_stage *ds4_stage_new(const struct ds4_stage_config *config, ds4_progr
     ds4_plan_log(&st->plan);
     if (alloc_device(st, &area, err) != 0 || alloc_host(st, err) != 0)
         goto fail;
+    if (config->planned != NULL)
+        config->planned(config->planned_arg, st);
     weights = weights_request(st, &st->plan.part, config->load);
     if (ds4_stage_weights_load(&st->weights, &weights, &size, st->backend, st->dev, area, progress,
                                progress_arg, err) != 0)

@@ -139,6 +139,7 @@ static struct ds4_health expect_health(struct rig *rig, enum ds4_worker_state st
     return health;
 }
 
+/* HELLO, and then the state in which a worker takes a FORM. */
 static struct ds4_hello expect_hello(struct rig *rig)
 {
     struct ds4_hello hello;
@@ -147,6 +148,7 @@ static struct ds4_hello expect_hello(struct rig *rig)
     expect_frame(rig, DS4_FRAME_HELLO);
     if (ds4_codec_decode_hello(ds4_buf_view(&rig->payload), &rig->arena, &hello, &err))
         fail_msg("%s", err.msg);
+    expect_health(rig, DS4_WORKER_IDLE); /* loaded */
     return hello;
 }
 
@@ -251,6 +253,7 @@ static void run_worker(const struct rig *rig, int32_t prefill_ms, const char *no
                  .pipe = &ds4_pipe_shm,
                  .depth = 3,
                  .form_ms = WAIT_MS,
+                 .check_ms = HEARTBEAT_MS,
                  .pipe_wait_ms = WAIT_MS},
         .heartbeat_ms = HEARTBEAT_MS,
         .step_ms = WAIT_MS,

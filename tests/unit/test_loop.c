@@ -160,6 +160,7 @@ static struct ds4_loop_config loop_config(int32_t stage, int32_t n_stage)
                                     .pipe = &ds4_pipe_shm,
                                     .depth = n_stage + 1,
                                     .form_ms = LONG_MS,
+                                    .check_ms = 50,
                                     .pipe_wait_ms = LONG_MS};
 }
 
@@ -188,6 +189,8 @@ static struct ds4_loop *start_loop(int32_t stage, int32_t n_stage)
 
     if (loop == NULL)
         fail_msg("%s", err.msg);
+    expect_event(loop, DS4_LOOP_PLANNED, &event);
+    assert_int_equal(event.hello.stage, stage);
     expect_event(loop, DS4_LOOP_LOADED, &event);
     return loop;
 }
@@ -525,6 +528,29 @@ static void a_killed_peer_ends_the_generation_and_the_next_one_works(void **stat
     close(go[1]);
 }
 
+static void a_peer_killed_while_this_stage_is_idle_is_noticed_at_once(void **state)
+{
+    struct ds4_loop_event event;
+    struct ds4_loop *loop;
+    pid_t child, group = getpid();
+    int64_t start_ns;
+
+    (void)state;
+    child = fork_child();
+    loop = start_loop(child == 0 ? 1 : 0, 2);
+    form(loop, 1, group);
+    while (child == 0)
+        pause();
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    start_ns = ds4_clock_ns();
+    expect_event(loop, DS4_LOOP_IDLE, &event);
+    assert_int_equal(event.generation, 1);
+    assert_non_null(strstr(event.err.msg, "stage 1 died"));
+    assert_true(ds4_clock_ns() - start_ns < DS4_NS_PER_SEC);
+    ds4_loop_free(loop);
+}
+
 static void abort_ends_waits_for_rows_and_for_neighbours(void **state)
 {
     struct ids prompt, want;
@@ -654,6 +680,7 @@ int main(void)
         cmocka_unit_test(many_steps_without_any_token_do_not_fill_the_record_ring),
         cmocka_unit_test(what_a_correct_router_would_not_send_ends_the_process_with_72),
         cmocka_unit_test(a_killed_peer_ends_the_generation_and_the_next_one_works),
+        cmocka_unit_test(a_peer_killed_while_this_stage_is_idle_is_noticed_at_once),
         cmocka_unit_test(abort_ends_waits_for_rows_and_for_neighbours),
         cmocka_unit_test(a_generation_of_another_size_is_refused),
         cmocka_unit_test(drain_runs_what_is_posted_and_stop_does_not),

@@ -465,6 +465,7 @@ static void killed_peers_are_noticed_within_a_second_and_leave_no_files(void **s
         assert_int_equal(read(ready, &byte, 1), 1);
         close(ready);
         assert_int_equal(ring_files(), 0); /* unlinked while both live */
+        assert_int_equal(ops->check(pipe, &err), 0);
         kill_peer(pid);
         start_ns = ds4_clock_ns();
         if (dying == 0) {
@@ -479,6 +480,8 @@ static void killed_peers_are_noticed_within_a_second_and_leave_no_files(void **s
             expect(rc, &err, DS4_E_UNAVAILABLE, "stage 1 died");
         }
         assert_true(ds4_clock_ns() - start_ns < DS4_NS_PER_SEC);
+        rc = ops->check(pipe, &err);
+        expect(rc, &err, DS4_E_UNAVAILABLE, "died");
         ops->close(pipe);
     }
 }
