@@ -291,7 +291,9 @@ static void on_done(void *owner, const struct ds4_request_result *result)
     answer->n_open--;
     log_choice(choice);
     if (result->end == DS4_END_ERROR || result->end == DS4_END_CANCELLED) {
-        if (!answer->failed)
+        if (!answer->failed && result->end == DS4_END_CANCELLED)
+            (void)ds4_api_fail(&answer->failure, "internal_error", NULL, "%s", result->err.msg);
+        else if (!answer->failed)
             (void)ds4_api_fail_reason(&answer->failure, result->reason, &result->err,
                                       result->retry_after_ms);
         answer->failed = true;

@@ -13,7 +13,7 @@ import e2e  # noqa: E402
 
 CHAT = "/v1/chat/completions"
 STORY = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "temperature": 0,
-         "max_tokens": 1500, "ignore_eos": True, "stream": True}
+         "max_tokens": 1500, "min_tokens": 1500, "stream": True}
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 8,
          "chat_template_kwargs": {"thinking": False}}
 
@@ -139,7 +139,7 @@ class Failures(unittest.TestCase):
         done = []
 
         def read():
-            done.extend(self.rig.stream(CHAT, dict(STORY, max_tokens=60)))
+            done.extend(self.rig.stream(CHAT, dict(STORY, max_tokens=60, min_tokens=60)))
 
         reader = threading.Thread(target=read)
         reader.start()

@@ -113,7 +113,7 @@ class Streams(unittest.TestCase):
     def test_a_client_that_leaves_mid_stream_frees_its_sequence(self):
         for stream in (True, False):
             connection = http.client.HTTPConnection("127.0.0.1", self.rig.port, timeout=30)
-            body = body_of(0, stream=stream, max_tokens=2000, ignore_eos=True)
+            body = body_of(0, stream=stream, max_tokens=2000, min_tokens=2000)
             connection.request("POST", "/v1/chat/completions", json.dumps(body).encode(),
                                {"content-type": "application/json"})
             if stream:
