@@ -66,30 +66,41 @@ static bool has_pseudo_tag(struct ds4_str text)
     return false;
 }
 
-/* Text that looks like a call although tools were declared: counted when no call is made.  The last
- * bytes of earlier text are kept, so that a tag on a border is seen. */
+/* From the first byte on that a pseudo tag can begin with; most text has none. */
+static struct ds4_str from_suspect(struct ds4_str text)
+{
+    size_t i = 0;
+
+    while (i < text.len && text.ptr[i] != '<' && text.ptr[i] != 'D')
+        i++;
+    return ds4_str_skip(text, i);
+}
+
+/* Text that looks like a call although tools were declared: counted when no call is made.  The end of
+ * the text so far is kept from its first suspect byte on, so that a tag on a border is seen. */
 static void look_for_pseudo_tags(struct ds4_stream *s, struct ds4_channel *ch, struct ds4_str text)
 {
     char border[2 * DS4_PSEUDO_TAIL_BYTES];
-    size_t n = text.len < DS4_PSEUDO_TAIL_BYTES ? text.len : DS4_PSEUDO_TAIL_BYTES, keep;
+    struct ds4_str end;
+    size_t n;
 
-    if (!s->rules.dsml || s->pseudo_tag || text.len == 0)
+    if (!s->rules.dsml || s->pseudo_tag)
         return;
+    if (ch->n_tail == 0)
+        text = from_suspect(text);
+    if (text.len == 0)
+        return;
+    n = ch->n_tail + ds4_str_head(text, DS4_PSEUDO_TAIL_BYTES).len;
     memcpy(border, ch->tail, ch->n_tail);
-    memcpy(border + ch->n_tail, text.ptr, n);
-    n += ch->n_tail;
-    if (memchr(border, '<', n) != NULL || memchr(border, 'D', n) != NULL)
-        s->pseudo_tag = has_pseudo_tag((struct ds4_str){border, n});
-    if (text.len > DS4_PSEUDO_TAIL_BYTES && !s->pseudo_tag)
-        s->pseudo_tag = has_pseudo_tag(text);
-    if (text.len >= DS4_PSEUDO_TAIL_BYTES) {
-        ch->n_tail = DS4_PSEUDO_TAIL_BYTES;
-        memcpy(ch->tail, text.ptr + text.len - ch->n_tail, ch->n_tail);
-        return;
-    }
-    keep = n < DS4_PSEUDO_TAIL_BYTES ? n : DS4_PSEUDO_TAIL_BYTES;
-    ch->n_tail = keep;
-    memcpy(ch->tail, border + n - keep, keep);
+    memcpy(border + ch->n_tail, text.ptr, n - ch->n_tail);
+    s->pseudo_tag = has_pseudo_tag((struct ds4_str){border, n}) || has_pseudo_tag(text);
+
+    end = text.len >= DS4_PSEUDO_TAIL_BYTES ? text : (struct ds4_str){border, n};
+    if (end.len > DS4_PSEUDO_TAIL_BYTES)
+        end = ds4_str_skip(end, end.len - DS4_PSEUDO_TAIL_BYTES);
+    end = from_suspect(end);
+    ch->n_tail = end.len;
+    memcpy(ch->tail, end.ptr, end.len);
 }
 
 static void send(struct ds4_stream *s, enum ds4_channel_kind kind, struct ds4_str text)
@@ -224,8 +235,8 @@ void ds4_channel_drop_newlines(struct ds4_stream *s)
 
 void ds4_channel_drop_blanks(struct ds4_stream *s)
 {
-    if (s->channels[s->channel].blank)
-        ds4_buf_clear(&s->channels[s->channel].hold);
+    if (s->channels[DS4_CHANNEL_CONTENT].blank)
+        ds4_buf_clear(&s->channels[DS4_CHANNEL_CONTENT].hold);
 }
 
 bool ds4_channel_at_line_start(const struct ds4_stream *s)

@@ -237,6 +237,7 @@ void ds4_channel_close_think(struct ds4_stream *s);
 void ds4_channel_start_call(struct ds4_stream *s);
 /* Markup vanished: the newlines held before it go, too. */
 void ds4_channel_drop_newlines(struct ds4_stream *s);
+/* The same for all blanks of the content since the last call. */
 void ds4_channel_drop_blanks(struct ds4_stream *s);
 bool ds4_channel_at_line_start(const struct ds4_stream *s);
 void ds4_channel_finish(struct ds4_stream *s);
