@@ -108,6 +108,27 @@ static void obey_cancel(struct ds4_sched *s, struct ds4_request *req, int64_t no
         ds4_sched_cancel(s, req, req->cancel, now_ns);
 }
 
+/* The answer before is over for its client, who sends the next turn at once, while its last posted
+ * steps are still out: waiting those few steps saves computing the whole conversation again. */
+static bool better_one_is_draining(const struct ds4_sched *s, const struct ds4_request *req,
+                                   int32_t start)
+{
+    for (size_t i = 0; i < s->seqs.len; i++) {
+        const struct ds4_seq *seq = s->seqs.ptr[i];
+        struct ds4_prefix_entry soon = {
+            .token = seq->token,
+            .hi = seq->n_posted > seq->hi ? seq->n_posted : seq->hi,
+            .install_pos = seq->install_pos,
+        };
+
+        if (seq->state == DS4_SEQ_DRAINING && seq != s->probe && !seq->spoiled &&
+            seq->salt == req->salt &&
+            ds4_prefix_start(&s->prefix, &soon, req->prompt, req->n_prompt, NULL) > start)
+            return true;
+    }
+    return false;
+}
+
 bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns)
 {
     struct ds4_request *req = s->head;
@@ -121,8 +142,11 @@ bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns)
         ds4_engine_finish(s, req, DS4_END_ERROR, reason, -1, now_ns, &err);
         return true;
     }
-    if (!req->no_cache_reads)
+    if (!req->no_cache_reads) {
         hit = ds4_prefix_find(&s->prefix, req->prompt, req->n_prompt, req->salt);
+        if (better_one_is_draining(s, req, hit.start))
+            return false;
+    }
     lease = get_lease(s, req->n_prompt + req->max_new, &hit, &err);
     if (lease == NULL)
         return false;

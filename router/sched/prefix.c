@@ -53,6 +53,20 @@ static int32_t restore_point(const struct ds4_prefix *prefix, const struct ds4_p
     return 0;
 }
 
+int32_t ds4_prefix_start(const struct ds4_prefix *prefix, const struct ds4_prefix_entry *entry,
+                         const int32_t *prompt, int32_t n_prompt, int32_t *lcp)
+{
+    int32_t len = (int32_t)entry->token.len;
+    int32_t common = ds4_prefix_common(entry->token.ptr, len, prompt, n_prompt);
+    int32_t start = restore_point(prefix, entry, common < n_prompt ? common : n_prompt - 1);
+
+    if (lcp != NULL)
+        *lcp = common;
+    if (start < DS4_PREFIX_TRIFLE_TOK && start < len / DS4_PREFIX_TRIFLE_PART)
+        return 0;
+    return start;
+}
+
 struct ds4_prefix_hit ds4_prefix_find(const struct ds4_prefix *prefix, const int32_t *prompt,
                                       int32_t n_prompt, uint64_t salt)
 {
@@ -60,20 +74,15 @@ struct ds4_prefix_hit ds4_prefix_find(const struct ds4_prefix *prefix, const int
 
     for (size_t i = 0; i < prefix->entry.len; i++) {
         const struct ds4_prefix_entry *entry = &prefix->entry.ptr[i];
-        int32_t len = (int32_t)entry->token.len;
-        int32_t lcp, cut, start;
+        int32_t lcp, start;
 
         if (entry->salt != salt)
             continue;
-        lcp = ds4_prefix_common(entry->token.ptr, len, prompt, n_prompt);
-        if (best.index < 0 && lcp > best.lcp)
-            best.lcp = lcp;
-        cut = lcp < n_prompt ? lcp : n_prompt - 1;
-        start = restore_point(prefix, entry, cut);
-        if (start < DS4_PREFIX_TRIFLE_TOK && start < len / DS4_PREFIX_TRIFLE_PART)
-            continue;
+        start = ds4_prefix_start(prefix, entry, prompt, n_prompt, &lcp);
         if (start > best.start)
             best = (struct ds4_prefix_hit){.index = (int32_t)i, .lcp = lcp, .start = start};
+        else if (best.index < 0 && lcp > best.lcp)
+            best.lcp = lcp;
     }
     return best;
 }

@@ -56,6 +56,11 @@ int ds4_prefix_insert(struct ds4_prefix *prefix, struct ds4_prefix_entry *entry,
 struct ds4_prefix_hit ds4_prefix_find(const struct ds4_prefix *prefix, const int32_t *prompt,
                                       int32_t n_prompt, uint64_t salt);
 
+/* Where a prompt could start on a state of n tokens that was written up to hi and installed at
+ * install_pos: the rule of ds4_prefix_find for one candidate; 0 = not worth it.  *lcp may be NULL. */
+int32_t ds4_prefix_start(const struct ds4_prefix *prefix, const struct ds4_prefix_entry *entry,
+                         const int32_t *prompt, int32_t n_prompt, int32_t *lcp);
+
 /* Moves an entry out; the caller owns its tokens and lease. */
 struct ds4_prefix_entry ds4_prefix_take(struct ds4_prefix *prefix, int32_t index);
 

@@ -204,6 +204,34 @@ static void the_next_turn_computes_only_what_is_new(void **state)
     ds4_rig_close(&rig);
 }
 
+static void a_turn_sent_at_once_waits_for_the_last_steps_of_the_one_before(void **state)
+{
+    struct ds4_rig rig;
+    struct ds4_rig_client *a, *b;
+    int32_t n_waited = 0;
+
+    (void)state;
+    for (uint32_t seed = 0; seed < 20; seed++) {
+        struct ds4_sched_stats stats;
+
+        ds4_rig_open(&rig, &small);
+        a = submit(&rig, seed, 400, 300);
+        while (a->n_done == 0)
+            ds4_rig_turn(&rig);
+        ds4_sched_stats(rig.sched, &stats);
+        n_waited += stats.draining;
+        b = next_turn(&rig, a, 10, 5);
+        ds4_rig_run(&rig);
+        assert_int_equal(b->cached, (int)(a->prompt.len + a->out.len) - 1);
+        assert_true(ds4_rig_is_right(b, 5));
+        assert_clean(&rig);
+        ds4_rig_client_free(a);
+        ds4_rig_client_free(b);
+        ds4_rig_close(&rig);
+    }
+    assert_true(n_waited > 0);
+}
+
 static void a_regenerated_answer_runs_one_prompt_token(void **state)
 {
     struct ds4_rig rig;
@@ -793,6 +821,7 @@ int main(void)
         cmocka_unit_test(answers_that_come_late_change_nothing),
         cmocka_unit_test(a_step_posted_beyond_the_end_is_a_no_op),
         cmocka_unit_test(the_next_turn_computes_only_what_is_new),
+        cmocka_unit_test(a_turn_sent_at_once_waits_for_the_last_steps_of_the_one_before),
         cmocka_unit_test(a_regenerated_answer_runs_one_prompt_token),
         cmocka_unit_test(a_cut_below_the_hot_window_starts_over),
         cmocka_unit_test(a_cancelled_decode_is_told_at_once_and_freed_after_its_steps),
