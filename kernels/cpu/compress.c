@@ -41,12 +41,12 @@ static void add_ape(void *ctx, int32_t t, int32_t thread)
     const struct job *job = ctx;
     const struct ds4_compress_args *a = job->a;
     float *g = (float *)a->g.data + t * a->g.stride[0]; /* [c * d] */
-    const float *ape;
+    float *ape = ds4_scratch_of(&job->scratch, thread); /* [c * d] */
 
     if (!ds4_cpu_active(a->batch, t))
         return;
-    ape = ds4_cpu_weight_rows(job->dev->simd, &a->ape, 0, a->batch->pos[t] % a->ratio, 1,
-                              ds4_scratch_of(&job->scratch, thread));
+    job->dev->simd->dequant(a->ape.dtype, ds4_weight_row(&a->ape, 0, a->batch->pos[t] % a->ratio),
+                            a->ape.n_col, ape);
     for (int32_t i = 0; i < a->ape.n_col; i++)
         g[i] += ape[i];
 }

@@ -11,6 +11,9 @@
 
 #define DS4_MAX_HYPER 8 /* residual streams */
 
+/* Which int8 blocks a product wants its activations in; NONE: it takes f32. */
+enum ds4_act_kind { DS4_ACT_NONE, DS4_ACT_32, DS4_ACT_256 };
+
 struct ds4_cpu_block; /* one allocation */
 
 struct ds4_device {
@@ -71,9 +74,11 @@ static inline const uint8_t *ds4_weight_row(const struct ds4_weight *w, int32_t 
            ((size_t)stack * (size_t)w->n_row + (size_t)row) * w->row_bytes;
 }
 
-/* n_row rows as f32 with a stride of n_col: F32 in place, else dequantised into buf. */
-const float *ds4_cpu_weight_rows(const struct ds4_simd *simd, const struct ds4_weight *w,
-                                 int32_t stack, int32_t row, int32_t n_row, float *buf);
+/* Rows row .. row + n_row - 1 of plane `stack` for the inner loops. */
+struct ds4_rows ds4_cpu_rows(const struct ds4_weight *w, int32_t stack, int32_t row, int32_t n_row);
+/* out[t][r] = row r times input t: f32 values for DS4_ACT_NONE, else blocks of that kind. */
+void ds4_cpu_multiply(const struct ds4_simd *simd, enum ds4_act_kind kind, const struct ds4_rows *w,
+                      const void *const *x, int32_t n_x, float (*out)[DS4_TILE_ROWS]);
 
 /* ---- cache rows (row.c) -------------------------------------------------------------------------- */
 
@@ -100,9 +105,7 @@ void ds4_cpu_read_page(const struct ds4_pages *pages, const struct ds4_batch_ent
 
 /* ---- int8 activations (act.c) -------------------------------------------------------------------- */
 
-enum ds4_act_kind { DS4_ACT_NONE, DS4_ACT_32, DS4_ACT_256 };
-
-/* Which blocks a weight's fast product wants; NONE for scalar weights, which stay exact. */
+/* Of a weight's fast product; NONE for scalar weights, which stay exact. */
 enum ds4_act_kind ds4_cpu_act_kind(enum ds4_dtype weight);
 size_t ds4_cpu_act_bytes(enum ds4_act_kind kind, int32_t n);
 void ds4_cpu_act_quantise(enum ds4_act_kind kind, const float *x, int32_t n, void *act);
@@ -112,29 +115,6 @@ void ds4_cpu_act_quantise(enum ds4_act_kind kind, const float *x, int32_t n, voi
 /* The min(k, n) largest of score[0..n) as rising indices; ties go to the lower index, -0 equals +0, a
  * NaN ranks below everything.  Returns how many. */
 int32_t ds4_cpu_top_k(const float *score, int32_t n, int32_t k, int32_t *sel);
-
-/* ---- products (gemm.c) --------------------------------------------------------------------------- */
-
-/* Rows of a weight that meet several inputs: dequantised once, or unpacked once per DS4_ACT_TILE
- * inputs.  kind NONE: inputs are n_col f32 values, else blocks of that kind. */
-#define DS4_TILE_ROWS 16
-struct ds4_tile {
-    const struct ds4_weight *w;
-    enum ds4_act_kind kind;
-    int32_t stack;
-    int32_t row;
-    int32_t n_row; /* <= DS4_TILE_ROWS */
-    const float *values;
-};
-
-/* Rows of a tile that stay in cache, and the floats that are enough for its buffer (rising in n_col). */
-int32_t ds4_cpu_tile_rows(int32_t n_col);
-size_t ds4_cpu_tile_floats(int32_t n_col);
-/* buf [ds4_cpu_tile_floats(n_col)] is borrowed until the last apply. */
-void ds4_cpu_tile_open(const struct ds4_simd *simd, struct ds4_tile *tile, float *buf);
-/* out[j][r] = row r of the tile times in[j], j < n <= DS4_ACT_TILE. */
-void ds4_cpu_tile_apply(const struct ds4_simd *simd, const struct ds4_tile *tile,
-                        const void *const *in, int32_t n, float (*out)[DS4_TILE_ROWS]);
 
 /* ---- shared parts of operations ------------------------------------------------------------------ */
 

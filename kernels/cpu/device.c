@@ -239,15 +239,20 @@ void ds4_cpu_store(const struct ds4_tensor *t, int64_t offset, int32_t n, const 
         half[i] = t->dtype == DS4_DTYPE_BF16 ? ds4_bf16_from_f32(x[i]) : ds4_f16_from_f32(x[i]);
 }
 
-const float *ds4_cpu_weight_rows(const struct ds4_simd *simd, const struct ds4_weight *w,
-                                 int32_t stack, int32_t row, int32_t n_row, float *buf)
+struct ds4_rows ds4_cpu_rows(const struct ds4_weight *w, int32_t stack, int32_t row, int32_t n_row)
 {
-    if (w->dtype == DS4_DTYPE_F32 && (uintptr_t)w->data % sizeof(float) == 0)
-        return (const float *)(const void *)ds4_weight_row(w, stack, row);
-    for (int32_t r = 0; r < n_row; r++)
-        simd->dequant(w->dtype, ds4_weight_row(w, stack, row + r), w->n_col,
-                      buf + (int64_t)r * w->n_col);
-    return buf;
+    struct ds4_rows rows = {w->dtype, ds4_weight_row(w, stack, row), w->row_bytes, n_row, w->n_col};
+
+    return rows;
+}
+
+void ds4_cpu_multiply(const struct ds4_simd *simd, enum ds4_act_kind kind, const struct ds4_rows *w,
+                      const void *const *x, int32_t n_x, float (*out)[DS4_TILE_ROWS])
+{
+    if (kind == DS4_ACT_NONE)
+        simd->product(w, x, n_x, out);
+    else
+        simd->product_act(w, x, n_x, out);
 }
 
 /* Host memory is device memory here: the batch needs no mirror. */

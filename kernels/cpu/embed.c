@@ -14,13 +14,12 @@ static void embed_token(void *ctx, int32_t t, int32_t thread)
     const struct job *job = ctx;
     const struct ds4_embed_args *a = job->a;
     int32_t token = a->batch->token[t];
-    const float *row;
+    float *row = ds4_scratch_of(&job->scratch, thread); /* [d] */
 
     if (!ds4_cpu_active(a->batch, t))
         return;
     assert(token >= 0 && token < a->w.n_row);
-    row = ds4_cpu_weight_rows(job->dev->simd, &a->w, 0, token, 1,
-                              ds4_scratch_of(&job->scratch, thread));
+    job->dev->simd->dequant(a->w.dtype, ds4_weight_row(&a->w, 0, token), a->w.n_col, row);
     for (int32_t k = 0; k < a->x.shape[1]; k++)
         ds4_cpu_store(&a->x, t * a->x.stride[0] + k * a->x.stride[1], a->w.n_col, row);
 }

@@ -1,15 +1,14 @@
 /* Products with a weight matrix (step 9).
  *
- * EXACT: a tile of weight rows is dequantised once and meets the f32 activations of every row of the
- * step, so a result depends on its own row only.  FAST: activations become int8 blocks once per call,
+ * EXACT: a tile of weight rows is dequantised and meets the f32 activations of DS4_TILE_INPUTS rows of
+ * the step; a result depends on its own row only.  FAST: activations become int8 blocks once per call,
  * products are integer sums per block.  Work is split over tiles of weight rows; a tile never crosses
  * a group of the block-diagonal product. */
 #include "kernels/cpu/cpu.h"
 
 #include <string.h>
 
-#define DS4_TILE_FLOATS  (64 * 1024) /* a dequantised tile stays in L2 */
-#define DS4_ITEMS_WANTED 4           /* tiles per thread, for balance */
+#define DS4_ITEMS_WANTED 4 /* tiles per thread, for balance */
 
 struct job {
     struct ds4_device *dev;
@@ -23,49 +22,6 @@ struct job {
     int32_t rows_per_group;
 };
 
-/* ---- tiles -------------------------------------------------------------------------------------- */
-
-int32_t ds4_cpu_tile_rows(int32_t n_col)
-{
-    int32_t fit = DS4_TILE_FLOATS / n_col;
-
-    return fit < 1 ? 1 : fit > DS4_TILE_ROWS ? DS4_TILE_ROWS : fit;
-}
-
-size_t ds4_cpu_tile_floats(int32_t n_col)
-{
-    return n_col > DS4_TILE_FLOATS ? (size_t)n_col : DS4_TILE_FLOATS;
-}
-
-void ds4_cpu_tile_open(const struct ds4_simd *simd, struct ds4_tile *tile, float *buf)
-{
-    tile->values = NULL;
-    if (tile->kind == DS4_ACT_NONE)
-        tile->values = ds4_cpu_weight_rows(simd, tile->w, tile->stack, tile->row, tile->n_row, buf);
-}
-
-void ds4_cpu_tile_apply(const struct ds4_simd *simd, const struct ds4_tile *tile,
-                        const void *const *in, int32_t n, float (*out)[DS4_TILE_ROWS])
-{
-    const struct ds4_weight *w = tile->w;
-
-    if (tile->kind == DS4_ACT_NONE) {
-        for (int32_t j = 0; j < n; j++)
-            simd->dot(in[j], w->n_col, tile->values, w->n_col, tile->n_row, out[j]);
-        return;
-    }
-    for (int32_t r = 0; r < tile->n_row; r++) {
-        float column[DS4_ACT_TILE];
-
-        simd->dot_act(w->dtype, ds4_weight_row(w, tile->stack, tile->row + r), w->n_col, in, n,
-                      column);
-        for (int32_t j = 0; j < n; j++)
-            out[j][r] = column[j];
-    }
-}
-
-/* ---- gemm --------------------------------------------------------------------------------------- */
-
 struct ds4_need ds4_cpu_gemm_need(int32_t n_tok, int32_t n_col_all, int32_t n_col)
 {
     size_t small = ds4_cpu_act_bytes(DS4_ACT_32, n_col_all);
@@ -73,7 +29,7 @@ struct ds4_need ds4_cpu_gemm_need(int32_t n_tok, int32_t n_col_all, int32_t n_co
     struct ds4_need need;
 
     need.shared_bytes = (size_t)n_tok * ds4_cpu_align(small > super ? small : super);
-    need.thread_bytes = (DS4_TILE_FLOATS + (size_t)n_col * (1 + DS4_ACT_TILE)) * sizeof(float);
+    need.thread_bytes = DS4_TILE_INPUTS * (size_t)n_col * sizeof(float);
     return need;
 }
 
@@ -81,11 +37,9 @@ static void plan_tiles(struct job *job)
 {
     const struct ds4_weight *w = job->a->w;
     int32_t share = w->n_row / (ds4_pool_threads(job->dev->pool) * DS4_ITEMS_WANTED);
-    int32_t fit = ds4_cpu_tile_rows(w->n_col);
 
     job->rows_per_group = w->n_row / job->a->n_group;
-    job->tile_rows = share < 4 ? 4 : share;
-    job->tile_rows = job->tile_rows > fit ? fit : job->tile_rows;
+    job->tile_rows = share < 4 ? 4 : share > DS4_TILE_ROWS ? DS4_TILE_ROWS : share;
     job->tiles_per_group = (job->rows_per_group + job->tile_rows - 1) / job->tile_rows;
 }
 
@@ -107,24 +61,23 @@ static void multiply_tile(void *ctx, int32_t item, int32_t thread)
     const struct ds4_exact_args *a = job->a;
     int32_t group = item / job->tiles_per_group, n_col = a->w->n_col;
     int32_t first = item % job->tiles_per_group * job->tile_rows;
-    struct ds4_tile tile = {.w = a->w, .kind = job->kind};
-    float *converted = ds4_scratch_of(&job->scratch, thread); /* [DS4_ACT_TILE, n_col] */
+    int32_t n_row = job->rows_per_group - first;
+    struct ds4_rows rows;
+    float *converted = ds4_scratch_of(&job->scratch, thread); /* [DS4_TILE_INPUTS, n_col] */
 
-    tile.row = group * job->rows_per_group + first;
-    tile.n_row = job->rows_per_group - first;
-    tile.n_row = tile.n_row > job->tile_rows ? job->tile_rows : tile.n_row;
-    ds4_cpu_tile_open(job->dev->simd, &tile, converted + (int64_t)DS4_ACT_TILE * n_col);
-    for (int32_t i = 0; i < a->n; i += DS4_ACT_TILE) {
-        int32_t n = a->n - i < DS4_ACT_TILE ? a->n - i : DS4_ACT_TILE;
-        const void *in[DS4_ACT_TILE];
-        float out[DS4_ACT_TILE][DS4_TILE_ROWS];
+    n_row = n_row > job->tile_rows ? job->tile_rows : n_row;
+    first += group * job->rows_per_group;
+    rows = ds4_cpu_rows(a->w, 0, first, n_row);
+    for (int32_t i = 0; i < a->n; i += DS4_TILE_INPUTS) {
+        int32_t n = a->n - i < DS4_TILE_INPUTS ? a->n - i : DS4_TILE_INPUTS;
+        const void *in[DS4_TILE_INPUTS];
+        float out[DS4_TILE_INPUTS][DS4_TILE_ROWS];
 
         for (int32_t j = 0; j < n; j++)
             in[j] = input_of(job, group, i + j, converted + (int64_t)j * n_col);
-        ds4_cpu_tile_apply(job->dev->simd, &tile, in, n, out);
+        ds4_cpu_multiply(job->dev->simd, job->kind, &rows, in, n, out);
         for (int32_t j = 0; j < n; j++)
-            memcpy(a->y + (i + j) * a->y_stride + tile.row, out[j],
-                   (size_t)tile.n_row * sizeof(float));
+            memcpy(a->y + (i + j) * a->y_stride + first, out[j], (size_t)n_row * sizeof(float));
     }
 }
 

@@ -1,8 +1,8 @@
 /* Experts (step 9, paper 4.3): y = sum over chosen experts, ids rising, of
  * w2_e (silu(min(g, clamp)) * bound(u, -clamp, clamp) * weight_e), then the shared expert.
  *
- * Tokens are grouped by expert: a touched expert's weights are read and dequantised once per call, and
- * meet all of its tokens.  Phase 1 makes the middle rows, split over (expert, tile of rows of w1 and
+ * Tokens are grouped by expert: a touched expert's weights are read once per call, dequantised once
+ * per DS4_TILE_INPUTS of its tokens.  Phase 1 makes the middle rows, split over (expert, tile of rows of w1 and
  * w3); phase 2 multiplies by w2, split over tiles of output rows only: one item adds all experts in
  * rising order to its part of y, so a token's sum does not depend on who else is in the step.  The
  * shared expert runs afterwards as one group of all active tokens and reuses the middle rows' space,
@@ -77,13 +77,10 @@ static struct parts lay_out(int32_t n_tok, int32_t n_used, int32_t n_expert, int
 static struct ds4_need need_of(int32_t n_tok, int32_t n_used, int32_t n_expert, int32_t d,
                                int32_t d_expert, int32_t d_shared)
 {
-    int32_t most = d > d_expert ? d : d_expert;
     size_t routed = lay_out(n_tok, n_used, n_expert, d, d_expert).end;
     size_t shared = lay_out(1, 1, 1, d, d_shared).end;
     struct ds4_need need = {.shared_bytes = routed > shared ? routed : shared};
 
-    most = most > d_shared ? most : d_shared;
-    need.thread_bytes = 2 * ds4_cpu_tile_floats(most) * sizeof(float);
     return need;
 }
 
@@ -168,17 +165,14 @@ static float middle_value(float g, float u, float clamp, float weight)
 
 static int32_t n_tiles(const struct ds4_weight *w)
 {
-    return (w->n_row + ds4_cpu_tile_rows(w->n_col) - 1) / ds4_cpu_tile_rows(w->n_col);
+    return (w->n_row + DS4_TILE_ROWS - 1) / DS4_TILE_ROWS;
 }
 
-static struct ds4_tile tile_at(const struct ds4_weight *w, enum ds4_act_kind kind, int32_t expert,
-                               int32_t index)
+static struct ds4_rows tile_of(const struct ds4_weight *w, int32_t expert, int32_t index)
 {
-    int32_t rows = ds4_cpu_tile_rows(w->n_col);
-    struct ds4_tile tile = {.w = w, .kind = kind, .stack = expert, .row = index * rows};
+    int32_t row = index * DS4_TILE_ROWS, n = w->n_row - row;
 
-    tile.n_row = w->n_row - tile.row < rows ? w->n_row - tile.row : rows;
-    return tile;
+    return ds4_cpu_rows(w, expert, row, n < DS4_TILE_ROWS ? n : DS4_TILE_ROWS);
 }
 
 static void make_middle(void *ctx, int32_t item, int32_t thread)
@@ -186,29 +180,27 @@ static void make_middle(void *ctx, int32_t item, int32_t thread)
     const struct job *job = ctx;
     const struct ds4_simd *simd = job->dev->simd;
     const struct group *group = &job->group[item / n_tiles(job->gate)];
-    int32_t index = item % n_tiles(job->gate);
-    struct ds4_tile gate = tile_at(job->gate, job->gate_kind, group->expert, index);
-    struct ds4_tile up = tile_at(job->up, job->up_kind, group->expert, index);
-    float *buf = ds4_scratch_of(&job->scratch, thread);
+    int32_t index = item % n_tiles(job->gate), end = group->first + group->n;
+    struct ds4_rows gate = tile_of(job->gate, group->expert, index);
+    struct ds4_rows up = tile_of(job->up, group->expert, index);
 
-    ds4_cpu_tile_open(simd, &gate, buf);
-    ds4_cpu_tile_open(simd, &up, buf + ds4_cpu_tile_floats(job->gate->n_col));
-    for (int32_t p = group->first; p < group->first + group->n; p += DS4_ACT_TILE) {
-        int32_t n = group->first + group->n - p;
-        const void *gate_in[DS4_ACT_TILE], *up_in[DS4_ACT_TILE];
-        float g[DS4_ACT_TILE][DS4_TILE_ROWS], u[DS4_ACT_TILE][DS4_TILE_ROWS];
+    (void)thread;
+    for (int32_t p = group->first; p < end; p += DS4_TILE_INPUTS) {
+        int32_t n = end - p < DS4_TILE_INPUTS ? end - p : DS4_TILE_INPUTS;
+        const void *gate_in[DS4_TILE_INPUTS], *up_in[DS4_TILE_INPUTS];
+        float g[DS4_TILE_INPUTS][DS4_TILE_ROWS], u[DS4_TILE_INPUTS][DS4_TILE_ROWS];
 
-        n = n < DS4_ACT_TILE ? n : DS4_ACT_TILE;
         for (int32_t j = 0; j < n; j++) {
             gate_in[j] = x_input(job, job->gate_kind, job->gate_act, p + j);
             up_in[j] = x_input(job, job->up_kind, job->up_act, p + j);
         }
-        ds4_cpu_tile_apply(simd, &gate, gate_in, n, g);
-        ds4_cpu_tile_apply(simd, &up, up_in, n, u);
+        ds4_cpu_multiply(simd, job->gate_kind, &gate, gate_in, n, g);
+        ds4_cpu_multiply(simd, job->up_kind, &up, up_in, n, u);
         for (int32_t j = 0; j < n; j++) {
+            float *m = middle_row(job, p + j) + index * DS4_TILE_ROWS;
+
             for (int32_t r = 0; r < gate.n_row; r++)
-                middle_row(job, p + j)[gate.row + r] =
-                    middle_value(g[j][r], u[j][r], job->clamp, job->pair[p + j].weight);
+                m[r] = middle_value(g[j][r], u[j][r], job->clamp, job->pair[p + j].weight);
         }
     }
 }
@@ -216,29 +208,27 @@ static void make_middle(void *ctx, int32_t item, int32_t thread)
 static void add_down(void *ctx, int32_t item, int32_t thread)
 {
     const struct job *job = ctx;
-    const struct ds4_simd *simd = job->dev->simd;
-    float *buf = ds4_scratch_of(&job->scratch, thread);
 
+    (void)thread;
     for (int32_t i = 0; i < job->n_group; i++) {
         const struct group *group = &job->group[i];
-        struct ds4_tile down = tile_at(job->down, job->down_kind, group->expert, item);
+        struct ds4_rows down = tile_of(job->down, group->expert, item);
+        int32_t end = group->first + group->n;
 
-        ds4_cpu_tile_open(simd, &down, buf);
-        for (int32_t p = group->first; p < group->first + group->n; p += DS4_ACT_TILE) {
-            int32_t n = group->first + group->n - p;
-            const void *in[DS4_ACT_TILE];
-            float out[DS4_ACT_TILE][DS4_TILE_ROWS];
+        for (int32_t p = group->first; p < end; p += DS4_TILE_INPUTS) {
+            int32_t n = end - p < DS4_TILE_INPUTS ? end - p : DS4_TILE_INPUTS;
+            const void *in[DS4_TILE_INPUTS];
+            float out[DS4_TILE_INPUTS][DS4_TILE_ROWS];
 
-            n = n < DS4_ACT_TILE ? n : DS4_ACT_TILE;
             for (int32_t j = 0; j < n; j++)
                 in[j] = job->down_kind == DS4_ACT_NONE ? (const void *)middle_row(job, p + j)
                                                        : middle_act(job, p + j);
-            ds4_cpu_tile_apply(simd, &down, in, n, out);
+            ds4_cpu_multiply(job->dev->simd, job->down_kind, &down, in, n, out);
             for (int32_t j = 0; j < n; j++) {
                 float *y = (float *)job->a->y.data + job->pair[p + j].token * job->a->y.stride[0];
 
                 for (int32_t r = 0; r < down.n_row; r++)
-                    y[down.row + r] += out[j][r];
+                    y[item * DS4_TILE_ROWS + r] += out[j][r];
             }
         }
     }

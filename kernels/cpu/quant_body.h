@@ -223,24 +223,24 @@ static inline float mxfp4_scale(uint8_t e)
     return ds4_f32_from_bits(e < 2 ? UINT32_C(0x00200000) << e : (uint32_t)(e - 1) << 23);
 }
 
-/* q[32] and the scale of one block. */
-static inline __attribute__((always_inline)) float unpack_small(enum ds4_dtype dtype,
-                                                                const uint8_t *b, int8_t *q)
+/* The scale of one block; *q points to its 32 integers, in the block itself or in room. */
+static inline __attribute__((always_inline)) float
+unpack_small(enum ds4_dtype dtype, const uint8_t *b, int8_t *room, const int8_t **q)
 {
     switch (dtype) {
     case DS4_DTYPE_Q8_0:
-        memcpy(q, b + 2, DS4_SMALL);
+        *q = (const int8_t *)b + 2;
         return read_f16(b);
     case DS4_DTYPE_Q4_0:
         for (int j = 0; j < 16; j++) {
-            q[j] = (int8_t)((b[2 + j] & 15) - 8);
-            q[j + 16] = (int8_t)((b[2 + j] >> 4) - 8);
+            room[j] = (int8_t)((b[2 + j] & 15) - 8);
+            room[j + 16] = (int8_t)((b[2 + j] >> 4) - 8);
         }
         return read_f16(b);
     default: /* MXFP4 */
         for (int j = 0; j < 16; j++) {
-            q[j] = mxfp4_value[b[1 + j] & 15];
-            q[j + 16] = mxfp4_value[b[1 + j] >> 4];
+            room[j] = mxfp4_value[b[1 + j] & 15];
+            room[j + 16] = mxfp4_value[b[1 + j] >> 4];
         }
         return mxfp4_scale(b[0]);
     }
@@ -250,8 +250,9 @@ static inline __attribute__((always_inline)) void
 dequant_small(enum ds4_dtype dtype, size_t block_bytes, const uint8_t *row, int32_t n, float *out)
 {
     for (int32_t i = 0; i < n; i += DS4_SMALL, row += block_bytes) {
-        int8_t q[DS4_SMALL];
-        float d = unpack_small(dtype, row, q);
+        int8_t room[DS4_SMALL];
+        const int8_t *q = room;
+        float d = unpack_small(dtype, row, room, &q);
 
         for (int j = 0; j < DS4_SMALL; j++)
             out[i + j] = d * (float)q[j];
@@ -337,23 +338,34 @@ static void dequant_row(enum ds4_dtype dtype, const void *row, int32_t n, float 
 
 /* ---- int8 products ------------------------------------------------------------------------------ */
 
-static inline int32_t int_dot(const int8_t *a, const int8_t *b, int n)
+/* 16-bit factors with 32-bit sums are one instruction on every x86-64. */
+static inline int32_t int_dot(const int16_t *a, const int8_t *b, int n)
 {
     int32_t sum = 0;
 
-    for (int i = 0; i < n; i++)
-        sum += (int32_t)a[i] * (int32_t)b[i];
+    for (int i = 0; i < n; i++) {
+        int16_t wide = b[i];
+
+        sum += (int32_t)a[i] * (int32_t)wide;
+    }
     return sum;
 }
 
-/* da * (d * sum scale * (q . a) - dmin * sum min * bsum); the integers are exact in 32 bits (at most
- * 256 * 43 * 127 * 31). */
-static inline float super_dot(const struct unpacked *u, int has_min, const struct ds4_act256 *a)
+/* scaled[i] = scale * q: at most 43 * 31 (IQ2_XXS), 32 * 127 (Q6_K); the sum below stays under 2^28. */
+static inline void scale_values(const struct unpacked *u, int16_t *scaled)
 {
-    int32_t sum = 0, min_sum = 0;
+    for (int g = 0; g < DS4_N_GROUP; g++) {
+        for (int j = 0; j < DS4_GROUP; j++)
+            scaled[DS4_GROUP * g + j] = (int16_t)(u->scale[g] * u->q[DS4_GROUP * g + j]);
+    }
+}
 
-    for (int g = 0; g < DS4_N_GROUP; g++)
-        sum += u->scale[g] * int_dot(u->q + DS4_GROUP * g, a->q + DS4_GROUP * g, DS4_GROUP);
+/* da * (d * sum scale * (q . a) - dmin * sum min * bsum); the integers are exact. */
+static inline float super_dot(const struct unpacked *u, const int16_t *scaled, int has_min,
+                              const struct ds4_act256 *a)
+{
+    int32_t sum = int_dot(scaled, a->q, DS4_SUPER), min_sum = 0;
+
     if (!has_min)
         return a->d * (u->d * (float)sum);
     for (int g = 0; g < DS4_N_GROUP; g++)
@@ -362,76 +374,92 @@ static inline float super_dot(const struct unpacked *u, int has_min, const struc
 }
 
 static inline __attribute__((always_inline)) void
-dot_act_super(enum ds4_dtype dtype, size_t block_bytes, const uint8_t *row, int32_t n_col,
+row_act_super(enum ds4_dtype dtype, size_t block_bytes, const uint8_t *row, int32_t n_col,
               const void *const *act, int32_t n_x, float (*lane)[DS4_LANES])
 {
     for (int32_t b = 0; b < n_col / DS4_SUPER; b++) {
         struct unpacked u;
+        int16_t scaled[DS4_SUPER];
         int has_min = unpack(dtype, row + (size_t)b * block_bytes, &u);
 
+        scale_values(&u, scaled);
         for (int32_t t = 0; t < n_x; t++) {
             const struct ds4_act256 *a = act[t];
 
-            lane[t][b % DS4_LANES] += super_dot(&u, has_min, a + b);
+            lane[t][b % DS4_LANES] += super_dot(&u, scaled, has_min, a + b);
         }
     }
 }
 
 static inline __attribute__((always_inline)) void
-dot_act_small(enum ds4_dtype dtype, size_t block_bytes, const uint8_t *row, int32_t n_col,
+row_act_small(enum ds4_dtype dtype, size_t block_bytes, const uint8_t *row, int32_t n_col,
               const void *const *act, int32_t n_x, float (*lane)[DS4_LANES])
 {
     for (int32_t b = 0; b < n_col / DS4_SMALL; b++) {
-        int8_t q[DS4_SMALL];
-        float d = unpack_small(dtype, row + (size_t)b * block_bytes, q);
+        int8_t room[DS4_SMALL];
+        const int8_t *q = room;
+        int16_t wide[DS4_SMALL];
+        float d = unpack_small(dtype, row + (size_t)b * block_bytes, room, &q);
 
+        for (int j = 0; j < DS4_SMALL; j++)
+            wide[j] = q[j];
         for (int32_t t = 0; t < n_x; t++) {
             const struct ds4_act32 *a = act[t];
 
-            lane[t][b % DS4_LANES] += (d * a[b].d) * (float)int_dot(q, a[b].q, DS4_SMALL);
+            lane[t][b % DS4_LANES] += (d * a[b].d) * (float)int_dot(wide, a[b].q, DS4_SMALL);
         }
+    }
+}
+
+static void row_act(enum ds4_dtype dtype, const uint8_t *row, int32_t n_col, const void *const *act,
+                    int32_t n_x, float (*lane)[DS4_LANES])
+{
+    size_t bytes = (size_t)ds4_dtype_info(dtype)->block_bytes;
+
+    switch (dtype) {
+    case DS4_DTYPE_Q8_0:
+        row_act_small(DS4_DTYPE_Q8_0, bytes, row, n_col, act, n_x, lane);
+        return;
+    case DS4_DTYPE_Q4_0:
+        row_act_small(DS4_DTYPE_Q4_0, bytes, row, n_col, act, n_x, lane);
+        return;
+    case DS4_DTYPE_MXFP4:
+        row_act_small(DS4_DTYPE_MXFP4, bytes, row, n_col, act, n_x, lane);
+        return;
+    case DS4_DTYPE_Q2_K:
+        row_act_super(DS4_DTYPE_Q2_K, bytes, row, n_col, act, n_x, lane);
+        return;
+    case DS4_DTYPE_Q3_K:
+        row_act_super(DS4_DTYPE_Q3_K, bytes, row, n_col, act, n_x, lane);
+        return;
+    case DS4_DTYPE_Q4_K:
+        row_act_super(DS4_DTYPE_Q4_K, bytes, row, n_col, act, n_x, lane);
+        return;
+    case DS4_DTYPE_Q5_K:
+        row_act_super(DS4_DTYPE_Q5_K, bytes, row, n_col, act, n_x, lane);
+        return;
+    case DS4_DTYPE_Q6_K:
+        row_act_super(DS4_DTYPE_Q6_K, bytes, row, n_col, act, n_x, lane);
+        return;
+    case DS4_DTYPE_IQ2_XXS:
+        row_act_super(DS4_DTYPE_IQ2_XXS, bytes, row, n_col, act, n_x, lane);
+        return;
+    default: /* scalars have no int8 form; callers keep them exact */
+        return;
     }
 }
 
 static float combine_lanes(const float *lane);
 
-static void dot_act(enum ds4_dtype dtype, const void *row, int32_t n_col, const void *const *act,
-                    int32_t n_x, float *out)
+static void product_act(const struct ds4_rows *w, const void *const *x, int32_t n_x,
+                        float (*out)[DS4_TILE_ROWS])
 {
-    float lane[DS4_ACT_TILE][DS4_LANES] = {0};
-    size_t bytes = (size_t)ds4_dtype_info(dtype)->block_bytes;
+    for (int32_t r = 0; r < w->n_row; r++) {
+        float lane[DS4_TILE_INPUTS][DS4_LANES];
 
-    switch (dtype) {
-    case DS4_DTYPE_Q8_0:
-        dot_act_small(DS4_DTYPE_Q8_0, bytes, row, n_col, act, n_x, lane);
-        break;
-    case DS4_DTYPE_Q4_0:
-        dot_act_small(DS4_DTYPE_Q4_0, bytes, row, n_col, act, n_x, lane);
-        break;
-    case DS4_DTYPE_MXFP4:
-        dot_act_small(DS4_DTYPE_MXFP4, bytes, row, n_col, act, n_x, lane);
-        break;
-    case DS4_DTYPE_Q2_K:
-        dot_act_super(DS4_DTYPE_Q2_K, bytes, row, n_col, act, n_x, lane);
-        break;
-    case DS4_DTYPE_Q3_K:
-        dot_act_super(DS4_DTYPE_Q3_K, bytes, row, n_col, act, n_x, lane);
-        break;
-    case DS4_DTYPE_Q4_K:
-        dot_act_super(DS4_DTYPE_Q4_K, bytes, row, n_col, act, n_x, lane);
-        break;
-    case DS4_DTYPE_Q5_K:
-        dot_act_super(DS4_DTYPE_Q5_K, bytes, row, n_col, act, n_x, lane);
-        break;
-    case DS4_DTYPE_Q6_K:
-        dot_act_super(DS4_DTYPE_Q6_K, bytes, row, n_col, act, n_x, lane);
-        break;
-    case DS4_DTYPE_IQ2_XXS:
-        dot_act_super(DS4_DTYPE_IQ2_XXS, bytes, row, n_col, act, n_x, lane);
-        break;
-    default: /* scalars have no int8 form; callers keep them exact */
-        break;
+        memset(lane, 0, (size_t)n_x * sizeof(lane[0]));
+        row_act(w->dtype, w->data + (size_t)r * w->row_bytes, w->n_col, x, n_x, lane);
+        for (int32_t t = 0; t < n_x; t++)
+            out[t][r] = combine_lanes(lane[t]);
     }
-    for (int32_t t = 0; t < n_x; t++)
-        out[t] = combine_lanes(lane[t]);
 }

@@ -19,7 +19,6 @@
 
 /* Activations as int8 blocks (fast products): by 32 for Q8_0, Q4_0 and MXFP4 weights, by 256 for the
  * K-quants and IQ2_XXS.  value = d * q; bsum[k] is the sum of q[16k .. 16k + 15]. */
-#define DS4_ACT_TILE 8
 struct ds4_act32 {
     float d;
     int8_t q[32];
@@ -29,6 +28,19 @@ struct ds4_act256 {
     int8_t q[256];
     int16_t bsum[16];
 };
+
+/* Some rows of a weight matrix, row_bytes apart. */
+#define DS4_TILE_ROWS 16
+struct ds4_rows {
+    enum ds4_dtype dtype;
+    const uint8_t *data;
+    size_t row_bytes;
+    int32_t n_row; /* <= DS4_TILE_ROWS */
+    int32_t n_col;
+};
+
+/* Inputs that share the decoding of a weight. */
+#define DS4_TILE_INPUTS 16
 
 struct ds4_simd {
     const char *name; /* "scalar" | "avx2" | "avx512" */
@@ -57,11 +69,13 @@ struct ds4_simd {
     void (*pool)(const float *g, const float *k, const float *top, int32_t n, float *sum,
                  float *acc);
 
-    /* Fast products: out[t] = a weight row of n_col values times activation t < n_x <= DS4_ACT_TILE;
-     * act[t] points to the n_col / 32 or n_col / 256 blocks of the weight's kind.  Block b adds to
-     * lane b % 16. */
-    void (*dot_act)(enum ds4_dtype dtype, const void *row, int32_t n_col, const void *const *act,
-                    int32_t n_x, float *out);
+    /* out[t][r] = row r times input t < n_x <= DS4_TILE_INPUTS.  product: x[t] points to n_col f32
+     * values, a row is dequantised and added like any sum.  product_act: x[t] points to the n_col / 32
+     * or n_col / 256 activation blocks of the weight's kind; block b adds to lane b % 16. */
+    void (*product)(const struct ds4_rows *w, const void *const *x, int32_t n_x,
+                    float (*out)[DS4_TILE_ROWS]);
+    void (*product_act)(const struct ds4_rows *w, const void *const *x, int32_t n_x,
+                        float (*out)[DS4_TILE_ROWS]);
 };
 
 /* The table of an instruction set, DS4_ISA_AUTO = the best this machine has; NULL if it lacks it. */

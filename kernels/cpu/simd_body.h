@@ -10,8 +10,10 @@
 
 #include <string.h>
 
-#define DS4_SIMD_NV   (DS4_LANES / DS4_SIMD_WIDTH)
-#define DS4_SIMD_TILE (DS4_SIMD_WIDTH == 4 ? 2 : 4) /* rows that share a load: by registers */
+#define DS4_SIMD_NV    (DS4_LANES / DS4_SIMD_WIDTH)
+#define DS4_SIMD_TILE  (DS4_SIMD_WIDTH == 4 ? 2 : 4) /* rows that share a load: by registers */
+#define DS4_SIMD_ROWS  4   /* rows decoded at once, DS4_SIMD_PIECE values of each: 8 KiB */
+#define DS4_SIMD_PIECE 512 /* whole blocks of every format */
 
 typedef float ds4_vf __attribute__((vector_size(4 * DS4_SIMD_WIDTH)));
 
@@ -41,13 +43,21 @@ static inline float combine_lanes(const float *lane)
     return half[0] + half[1];
 }
 
-/* n_t is a constant at every call, so the accumulators live in registers. */
-static inline __attribute__((always_inline)) void
-dot_tile(const float *a, int32_t n, const float *x, int64_t x_stride, int n_t, float *out)
+/* lane[t] += the products of a and row t of x.  n_t is a constant at every call, so the lanes live in
+ * registers.  n must be a multiple of DS4_LANES unless it ends the sum. */
+static inline __attribute__((always_inline)) void accumulate_tile(const float *a, int32_t n,
+                                                                  const float *x, int64_t x_stride,
+                                                                  int n_t, float (*lane)[DS4_LANES])
 {
-    ds4_vf acc[DS4_SIMD_TILE][DS4_SIMD_NV] = {0};
+    ds4_vf acc[DS4_SIMD_TILE][DS4_SIMD_NV];
     int32_t whole = n - n % DS4_LANES;
 
+#pragma GCC unroll 4
+    for (int t = 0; t < n_t; t++) {
+#pragma GCC unroll 4
+        for (int v = 0; v < DS4_SIMD_NV; v++)
+            acc[t][v] = load(lane[t] + v * DS4_SIMD_WIDTH);
+    }
     for (int32_t i = 0; i < whole; i += DS4_LANES) {
 #pragma GCC unroll 4
         for (int v = 0; v < DS4_SIMD_NV; v++) {
@@ -59,26 +69,68 @@ dot_tile(const float *a, int32_t n, const float *x, int64_t x_stride, int n_t, f
     }
 #pragma GCC unroll 4
     for (int t = 0; t < n_t; t++) {
-        float lane[DS4_LANES];
-
 #pragma GCC unroll 4
         for (int v = 0; v < DS4_SIMD_NV; v++)
-            store(lane + v * DS4_SIMD_WIDTH, acc[t][v]);
-        for (int32_t i = whole; i < n; i++)
-            lane[i - whole] += a[i] * x[t * x_stride + i];
-        out[t] = combine_lanes(lane);
+            store(lane[t] + v * DS4_SIMD_WIDTH, acc[t][v]);
     }
+    for (int t = 0; t < n_t; t++) {
+        for (int32_t i = whole; i < n; i++)
+            lane[t][i - whole] += a[i] * x[t * x_stride + i];
+    }
+}
+
+static inline void accumulate(const float *a, int32_t n, const float *x, int64_t x_stride,
+                              int32_t n_x, float (*lane)[DS4_LANES])
+{
+    int32_t t = 0;
+
+    for (; t + DS4_SIMD_TILE <= n_x; t += DS4_SIMD_TILE)
+        accumulate_tile(a, n, x + t * x_stride, x_stride, DS4_SIMD_TILE, lane + t);
+    for (; t < n_x; t++)
+        accumulate_tile(a, n, x + t * x_stride, x_stride, 1, lane + t);
 }
 
 static void dot(const float *a, int32_t n, const float *x, int64_t x_stride, int32_t n_x,
                 float *out)
 {
-    int32_t t = 0;
+    for (int32_t t = 0; t < n_x; t += DS4_SIMD_TILE) {
+        float lane[DS4_SIMD_TILE][DS4_LANES] = {0};
+        int32_t n_t = n_x - t < DS4_SIMD_TILE ? n_x - t : DS4_SIMD_TILE;
 
-    for (; t + DS4_SIMD_TILE <= n_x; t += DS4_SIMD_TILE)
-        dot_tile(a, n, x + t * x_stride, x_stride, DS4_SIMD_TILE, out + t);
-    for (; t < n_x; t++)
-        dot_tile(a, n, x + t * x_stride, x_stride, 1, out + t);
+        accumulate(a, n, x + t * x_stride, x_stride, n_t, lane);
+        for (int32_t j = 0; j < n_t; j++)
+            out[t + j] = combine_lanes(lane[j]);
+    }
+}
+
+/* Rows are decoded piece by piece: a piece of DS4_SIMD_ROWS rows stays in L1 while all inputs pass by,
+ * and the lanes of each (input, row) carry on from piece to piece. */
+static void product(const struct ds4_rows *w, const void *const *x, int32_t n_x,
+                    float (*out)[DS4_TILE_ROWS])
+{
+    size_t block_elems = (size_t)ds4_dtype_info(w->dtype)->block_elems;
+    size_t block_bytes = (size_t)ds4_dtype_info(w->dtype)->block_bytes;
+
+    for (int32_t r0 = 0; r0 < w->n_row; r0 += DS4_SIMD_ROWS) {
+        int32_t n_r = w->n_row - r0 < DS4_SIMD_ROWS ? w->n_row - r0 : DS4_SIMD_ROWS;
+        float lane[DS4_TILE_INPUTS][DS4_SIMD_ROWS][DS4_LANES];
+        float piece[DS4_SIMD_ROWS][DS4_SIMD_PIECE];
+
+        memset(lane, 0, (size_t)n_x * sizeof(lane[0]));
+        for (int32_t c = 0; c < w->n_col; c += DS4_SIMD_PIECE) {
+            int32_t n = w->n_col - c < DS4_SIMD_PIECE ? w->n_col - c : DS4_SIMD_PIECE;
+            const uint8_t *at = w->data + (size_t)c / block_elems * block_bytes;
+
+            for (int32_t r = 0; r < n_r; r++)
+                dequant_row(w->dtype, at + (size_t)(r0 + r) * w->row_bytes, n, piece[r]);
+            for (int32_t t = 0; t < n_x; t++)
+                accumulate((const float *)x[t] + c, n, piece[0], DS4_SIMD_PIECE, n_r, lane[t]);
+        }
+        for (int32_t t = 0; t < n_x; t++) {
+            for (int32_t r = 0; r < n_r; r++)
+                out[t][r0 + r] = combine_lanes(lane[t][r]);
+        }
+    }
 }
 
 /* n_v vectors of acc stay in registers while the rows pass by. */
@@ -183,5 +235,6 @@ const struct ds4_simd DS4_SIMD_TABLE = {
     .max = max_of,
     .exp_sum = exp_sum,
     .pool = pool,
-    .dot_act = dot_act,
+    .product = product,
+    .product_act = product_act,
 };

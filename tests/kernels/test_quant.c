@@ -195,11 +195,13 @@ static void integer_products_agree_with_their_definition(void **state)
         read_act(ds4_cpu_act_kind(dtype), bytes, act);
         for (size_t i = 0; i < 3; i++) {
             const struct ds4_simd *simd = ds4_simd_find(all_isa[i]);
-            float got;
+            struct ds4_rows w = {dtype, weight, 0, 1, 512};
+            float out[1][DS4_TILE_ROWS], got;
 
             if (simd == NULL)
                 continue;
-            simd->dot_act(dtype, weight, 512, ptr, 1, &got);
+            simd->product_act(&w, ptr, 1, out);
+            got = out[0][0];
             if (!(fabs((double)got - want) <= DS4_DOT_TOLERANCE * sum))
                 fail_msg("row %zu on %s: %.9g, expected %.9g", r, simd->name, (double)got, want);
         }
@@ -223,7 +225,8 @@ static void random_blocks_give_the_same_bits_on_every_instruction_set(void **sta
         enum ds4_act_kind kind = ds4_cpu_act_kind(dtype);
         static uint8_t act[3][4608] __attribute__((aligned(64)));
         const void *ptr[3] = {act[0], act[1], act[2]};
-        float sum[2][3] = {{0}};
+        float sum[2][3][DS4_TILE_ROWS] = {{{0}}};
+        struct ds4_rows rows = {dtype, row + 1, 0, 1, 1024};
 
         for (int t = 0; t < 3; t++)
             ds4_cpu_act_quantise(kind, x + 1024 * t, 1024, act[t]);
@@ -234,7 +237,7 @@ static void random_blocks_give_the_same_bits_on_every_instruction_set(void **sta
                 continue;
             simd->dequant(dtype, row + 1, 1024, i == 0 ? want : got); /* unaligned */
             if (kind != DS4_ACT_NONE)
-                simd->dot_act(dtype, row + 1, 1024, ptr, 3, sum[i != 0]);
+                simd->product_act(&rows, ptr, 3, sum[i != 0]);
             if (i == 0)
                 continue;
             for (int j = 0; j < 1024; j++) {
@@ -244,7 +247,7 @@ static void random_blocks_give_the_same_bits_on_every_instruction_set(void **sta
                     assert_true(isnan(got[j]));
             }
             for (int t = 0; t < 3; t++)
-                assert_true(same_value(sum[0][t], sum[1][t]));
+                assert_true(same_value(sum[0][t][0], sum[1][t][0]));
         }
     }
 }
