@@ -8,6 +8,7 @@
  * Blocks have odd strides (17, 34, 66 bytes): bytes are read as bytes, words through memcpy. */
 #include "kernels/cpu/iq2_grid.h"
 
+#include <immintrin.h>
 #include <math.h>
 #include <string.h>
 
@@ -30,6 +31,73 @@ static inline float read_f16(const uint8_t *p)
 
     memcpy(&h, p, sizeof(h));
     return ds4_f32_from_f16(h);
+}
+
+/* ---- sixteen at a time --------------------------------------------------------------------------
+ * The integers of a block pass through memory between decoding and use.  They are written and read in
+ * these pieces: a load wider than the store before it would wait for the cache. */
+
+typedef int8_t ds4_v16b __attribute__((vector_size(16)));
+typedef int16_t ds4_v16h __attribute__((vector_size(32)));
+typedef int32_t ds4_vi __attribute__((vector_size(4 * DS4_SIMD_WIDTH)));
+
+static inline ds4_v16b load_16b(const void *p)
+{
+    ds4_v16b v;
+
+    memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+static inline void store_16b(int8_t *p, ds4_v16b v)
+{
+    memcpy(p, &v, sizeof(v));
+}
+
+/* The low and the high four bits of sixteen bytes. */
+static inline ds4_v16b low_nibbles(ds4_v16b v)
+{
+    return v & 15;
+}
+
+static inline ds4_v16b high_nibbles(ds4_v16b v)
+{
+    return v >> 4 & 15;
+}
+
+/* One vector of signed bytes as integers: the one conversion that gcc 12 takes apart byte by byte. */
+static inline ds4_vi widen(const int8_t *q)
+{
+#if DS4_SIMD_WIDTH == 16
+    return (ds4_vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)q));
+#elif DS4_SIMD_WIDTH == 8
+    return (ds4_vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)q));
+#else
+    int32_t four;
+
+    memcpy(&four, q, sizeof(four));
+    return (ds4_vi)_mm_cvtepi8_epi32(_mm_cvtsi32_si128(four));
+#endif
+}
+
+/* y[i] = d * q[i], minus m if the format has mins; 16 values. */
+static inline __attribute__((always_inline)) void widen_16(const int8_t *q, float d, int has_min,
+                                                           float m, float *y)
+{
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += DS4_SIMD_WIDTH) {
+        ds4_vf v = d * __builtin_convertvector(widen(q + i), ds4_vf);
+
+        store(y + i, has_min ? v - m : v);
+    }
+}
+
+/* y[i] = scale * q[i]; 16 values. */
+static inline void scale_16(const int8_t *q, int32_t scale, int16_t *y)
+{
+    ds4_v16h v = __builtin_convertvector(load_16b(q), ds4_v16h) * (int16_t)scale;
+
+    memcpy(y, &v, sizeof(v));
 }
 
 /* ---- 256-wide formats --------------------------------------------------------------------------- */
@@ -142,6 +210,14 @@ static void unpack_q6_k(const uint8_t *b, struct unpacked *u)
     }
 }
 
+/* Eight signed values.  Negation of all bytes at once: no byte is 0, so no carry leaves one. */
+static inline uint64_t iq2_bytes(uint8_t code, uint32_t signs)
+{
+    uint64_t minus = ds4_iq2_sign[signs & 127];
+
+    return (ds4_iq2_grid[code] ^ minus) + (minus & UINT64_C(0x0101010101010101));
+}
+
 static void unpack_iq2_xxs(const uint8_t *b, struct unpacked *u)
 {
     u->d = read_f16(b) * 0.125f;
@@ -151,13 +227,11 @@ static void unpack_iq2_xxs(const uint8_t *b, struct unpacked *u)
 
         memcpy(&w, group + 4, sizeof(w));
         u->scale[2 * g] = u->scale[2 * g + 1] = (int32_t)(2 * (w >> 28) + 1);
-        for (int l = 0; l < 4; l++) {
-            uint64_t minus = ds4_iq2_sign[w >> 7 * l & 127];
-            uint64_t bytes = ds4_iq2_grid[group[l]];
+        for (int l = 0; l < 4; l += 2) {
+            uint64_t pair[2] = {iq2_bytes(group[l], w >> 7 * l),
+                                iq2_bytes(group[l + 1], w >> 7 * (l + 1))};
 
-            /* Negation of eight bytes at once: no byte is 0, so no carry leaves one. */
-            bytes = (bytes ^ minus) + (minus & UINT64_C(0x0101010101010101));
-            memcpy(u->q + 32 * g + 8 * l, &bytes, sizeof(bytes));
+            memcpy(u->q + 32 * g + 8 * l, pair, sizeof(pair));
         }
     }
 }
@@ -196,26 +270,17 @@ dequant_super(enum ds4_dtype dtype, size_t block_bytes, const uint8_t *row, int3
         int has_min = unpack(dtype, row, &u);
 
         for (int g = 0; g < DS4_N_GROUP; g++) {
-            float *y = out + i + DS4_GROUP * g;
-            const int8_t *q = u.q + DS4_GROUP * g;
             float d = u.d * (float)u.scale[g];
+            float m = has_min ? u.dmin * (float)u.min[g] : 0.0f;
 
-            if (has_min) {
-                float m = u.dmin * (float)u.min[g];
-
-                for (int j = 0; j < DS4_GROUP; j++)
-                    y[j] = d * (float)q[j] - m;
-            } else {
-                for (int j = 0; j < DS4_GROUP; j++)
-                    y[j] = d * (float)q[j];
-            }
+            widen_16(u.q + DS4_GROUP * g, d, has_min, m, out + i + DS4_GROUP * g);
         }
     }
 }
 
 /* ---- 32-wide formats ---------------------------------------------------------------------------- */
 
-static const int8_t mxfp4_value[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+static const ds4_v16b mxfp4_value = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 /* 2^(e - 128): half the block scale, because the table above holds doubled values. */
 static inline float mxfp4_scale(uint8_t e)
@@ -232,16 +297,12 @@ unpack_small(enum ds4_dtype dtype, const uint8_t *b, int8_t *room, const int8_t 
         *q = (const int8_t *)b + 2;
         return read_f16(b);
     case DS4_DTYPE_Q4_0:
-        for (int j = 0; j < 16; j++) {
-            room[j] = (int8_t)((b[2 + j] & 15) - 8);
-            room[j + 16] = (int8_t)((b[2 + j] >> 4) - 8);
-        }
+        store_16b(room, low_nibbles(load_16b(b + 2)) - 8);
+        store_16b(room + 16, high_nibbles(load_16b(b + 2)) - 8);
         return read_f16(b);
     default: /* MXFP4 */
-        for (int j = 0; j < 16; j++) {
-            room[j] = mxfp4_value[b[1 + j] & 15];
-            room[j + 16] = mxfp4_value[b[1 + j] >> 4];
-        }
+        store_16b(room, __builtin_shuffle(mxfp4_value, low_nibbles(load_16b(b + 1))));
+        store_16b(room + 16, __builtin_shuffle(mxfp4_value, high_nibbles(load_16b(b + 1))));
         return mxfp4_scale(b[0]);
     }
 }
@@ -254,8 +315,8 @@ dequant_small(enum ds4_dtype dtype, size_t block_bytes, const uint8_t *row, int3
         const int8_t *q = room;
         float d = unpack_small(dtype, row, room, &q);
 
-        for (int j = 0; j < DS4_SMALL; j++)
-            out[i + j] = d * (float)q[j];
+        widen_16(q, d, 0, 0.0f, out + i);
+        widen_16(q + 16, d, 0, 0.0f, out + i + 16);
     }
 }
 
@@ -354,10 +415,8 @@ static inline int32_t int_dot(const int16_t *a, const int8_t *b, int n)
 /* scaled[i] = scale * q: at most 43 * 31 (IQ2_XXS), 32 * 127 (Q6_K); the sum below stays under 2^28. */
 static inline void scale_values(const struct unpacked *u, int16_t *scaled)
 {
-    for (int g = 0; g < DS4_N_GROUP; g++) {
-        for (int j = 0; j < DS4_GROUP; j++)
-            scaled[DS4_GROUP * g + j] = (int16_t)(u->scale[g] * u->q[DS4_GROUP * g + j]);
-    }
+    for (int g = 0; g < DS4_N_GROUP; g++)
+        scale_16(u->q + DS4_GROUP * g, u->scale[g], scaled + DS4_GROUP * g);
 }
 
 /* da * (d * sum scale * (q . a) - dmin * sum min * bsum); the integers are exact. */
@@ -401,8 +460,8 @@ row_act_small(enum ds4_dtype dtype, size_t block_bytes, const uint8_t *row, int3
         int16_t wide[DS4_SMALL];
         float d = unpack_small(dtype, row + (size_t)b * block_bytes, room, &q);
 
-        for (int j = 0; j < DS4_SMALL; j++)
-            wide[j] = q[j];
+        scale_16(q, 1, wide);
+        scale_16(q + 16, 1, wide + 16);
         for (int32_t t = 0; t < n_x; t++) {
             const struct ds4_act32 *a = act[t];
 
@@ -448,8 +507,6 @@ static void row_act(enum ds4_dtype dtype, const uint8_t *row, int32_t n_col, con
         return;
     }
 }
-
-static float combine_lanes(const float *lane);
 
 static void product_act(const struct ds4_rows *w, const void *const *x, int32_t n_x,
                         float (*out)[DS4_TILE_ROWS])

@@ -6,7 +6,6 @@
 #include "kernels/cpu/simd.h"
 
 #include "kernels/cpu/math.h"
-#include "kernels/cpu/quant_body.h"
 
 #include <string.h>
 
@@ -42,6 +41,8 @@ static inline float combine_lanes(const float *lane)
         half[i] += half[i + 2];
     return half[0] + half[1];
 }
+
+#include "kernels/cpu/quant_body.h" /* uses the vectors above */
 
 /* lane[t] += the products of a and row t of x.  n_t is a constant at every call, so the lanes live in
  * registers.  n must be a multiple of DS4_LANES unless it ends the sum. */
