@@ -264,10 +264,11 @@ static enum ds4_marker_status match_xml(struct ds4_str text, bool closing, struc
 /* Cheap refusal of most '<' in prose and code: no marker goes on with this byte. */
 static bool hopeless(struct ds4_str text)
 {
+    /* think, tool_calls, invoke, parameter, calls, function_calls, DSML, the bars */
+    static const char first[] = {'t', 'i', 'p', 'c', 'f', 'D', '|', '\xef', '\xe2'};
     size_t at = text.len > 1 && text.ptr[1] == '/' ? 2 : 1;
 
-    /* think, tool_calls, invoke, parameter, calls, function_calls, DSML, the bars */
-    return at < text.len && memchr("tipcfD|\xef\xe2", text.ptr[at], 9) == NULL;
+    return at < text.len && memchr(first, text.ptr[at], sizeof(first)) == NULL;
 }
 
 enum ds4_marker_status ds4_marker_scan(struct ds4_str text, const struct ds4_marker_rules *rules,

@@ -26,31 +26,35 @@ void ds4_channel_deinit(struct ds4_stream *s)
     ds4_buf_deinit(&s->stop_held);
 }
 
+/* One byte at the start of a line, behind blanks and backticks at most. */
+static void track_line_start(struct ds4_channel *ch, char c)
+{
+    if (c == '\n') {
+        ch->line_ticks = 0;
+    } else if (c != '`') {
+        if (ch->line_ticks > 0 || !ds4_state_is_blank(c))
+            ch->line_ticks = -1;
+    } else if (++ch->line_ticks == FENCE_TICKS) {
+        ch->fence_open = !ch->fence_open;
+        ch->line_ticks = -1;
+    }
+}
+
 /* Lines that begin with three backticks after blanks open and close a fence in turn. */
 static void track_lines(struct ds4_channel *ch, struct ds4_str text)
 {
-    size_t i = 0;
-
-    while (i < text.len) {
+    while (text.len > 0) {
         const char *newline;
-        while (i < text.len && ch->line_ticks >= 0) {
-            char c = text.ptr[i++];
-            if (c == '\n')
-                ch->line_ticks = 0;
-            else if (c == '`') {
-                if (++ch->line_ticks == FENCE_TICKS) {
-                    ch->fence_open = !ch->fence_open;
-                    ch->line_ticks = -1;
-                }
-            } else if (ch->line_ticks > 0 || !ds4_state_is_blank(c))
-                ch->line_ticks = -1;
+
+        if (ch->line_ticks >= 0) {
+            track_line_start(ch, text.ptr[0]);
+            text = ds4_str_skip(text, 1);
+            continue;
         }
-        if (i == text.len)
-            break;
-        newline = memchr(text.ptr + i, '\n', text.len - i);
+        newline = memchr(text.ptr, '\n', text.len);
         if (newline == NULL)
-            break;
-        i = (size_t)(newline - text.ptr) + 1;
+            return;
+        text = ds4_str_skip(text, (size_t)(newline - text.ptr) + 1);
         ch->line_ticks = 0;
     }
 }
