@@ -93,18 +93,18 @@ static int merge_short(const struct ds4_vocab *vocab, const uint8_t *piece, int 
         rank[i] = i + 1 < n ? initial_rank(vocab, piece[i], piece[i + 1]) : DS4_NO_RANK;
     }
     for (;;) {
-        uint32_t best = DS4_NO_RANK;
-        int at = 0;
+        uint64_t best = UINT64_MAX; /* rank << 32 | position: its minimum needs no branch */
+        int at;
 
         for (int i = 0; i + 1 < n; i++) {
-            if (rank[i] < best) {
-                best = rank[i];
-                at = i;
-            }
+            uint64_t key = (uint64_t)rank[i] << 32 | (uint32_t)i;
+
+            best = key < best ? key : best;
         }
-        if (best == DS4_NO_RANK)
+        if (best >> 32 == DS4_NO_RANK)
             return n;
-        out[at] = vocab->merges[best].result;
+        at = (int)(uint32_t)best;
+        out[at] = vocab->merges[best >> 32].result;
         n--;
         memmove(out + at + 1, out + at + 2, (size_t)(n - at - 1) * sizeof(*out));
         memmove(rank + at, rank + at + 1, (size_t)(n - at) * sizeof(*rank));
