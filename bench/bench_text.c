@@ -1,7 +1,9 @@
 /* Speed of the tokenizer: encode and decode, one core.
  *
- *   bench_text VOCAB FILE...      VOCAB is a tokenizer.json or GGUF, files are read as UTF-8
+ *   bench_text [VOCAB FILE...]    VOCAB is a tokenizer.json or GGUF, files are read as UTF-8
  *
+ * Without arguments: the real vocabulary in build/vocab, and the project's own C, prose and test data
+ * (JSON with many scripts).
  * Each file is encoded whole, cold (fresh encoder, empty piece cache) and as plain text; one round
  * over all files is one sample.  Prints MiB per CPU second as median and spread over the rounds.  What bounds it:
  * about one memory access per word (piece cache), the classes of each character, and the merging of
@@ -11,10 +13,13 @@
 #include "router/text/detok.h"
 #include "router/text/vocab_load.h"
 
+#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
+#define VOCAB_PATH     "build/vocab/tokenizer.json"
 #define N_ROUND        11
 #define MAX_TEXT_BYTES ((size_t)512 << 20)
 #define MIB            (1024.0 * 1024.0)
@@ -74,12 +79,12 @@ static int read_whole(const char *path, struct ds4_buf *buf)
 }
 
 /* One round over all texts; returns ids of the last text in *ids, ns spent on encoding and decoding. */
-static void run_round(const struct ds4_vocab *vocab, const struct ds4_buf *texts, int n_text,
+static void run_round(const struct ds4_vocab *vocab, const struct ds4_buf *texts, size_t n_text,
                       size_t *n_id, double ns[2])
 {
     ns[0] = ns[1] = 0;
     *n_id = 0;
-    for (int t = 0; t < n_text; t++) {
+    for (size_t t = 0; t < n_text; t++) {
         struct ds4_bpe *bpe = ds4_bpe_new(vocab, NULL);
         struct ds4_ids ids = {0};
         struct ds4_detok detok;
@@ -104,33 +109,25 @@ static void run_round(const struct ds4_vocab *vocab, const struct ds4_buf *texts
     }
 }
 
-int main(int argc, char **argv)
+/* The texts of all paths; 0 or -1. */
+static int read_all(char **paths, size_t n_path, struct ds4_buf *texts, size_t *n_bytes)
 {
-    struct ds4_err err = {0};
-    double encode[N_ROUND], decode[N_ROUND];
-    struct ds4_vocab *vocab;
-    struct ds4_buf *texts;
-    size_t n_bytes = 0, n_id = 0;
-    int n_text = argc - 2;
-
-    if (n_text < 1) {
-        fprintf(stderr, "usage: bench_text VOCAB FILE...\n");
-        return 2;
-    }
-    vocab = ds4_vocab_load(argv[1], NULL, &err);
-    texts = calloc((size_t)n_text, sizeof(*texts));
-    if (vocab == NULL || texts == NULL) {
-        fprintf(stderr, "%s\n", err.msg);
-        return 1;
-    }
-    for (int t = 0; t < n_text; t++) {
-        if (read_whole(argv[t + 2], &texts[t]) != 0) {
-            fprintf(stderr, "could not read %s\n", argv[t + 2]);
-            return 1;
+    for (size_t t = 0; t < n_path; t++) {
+        if (read_whole(paths[t], &texts[t]) != 0) {
+            fprintf(stderr, "could not read %s\n", paths[t]);
+            return -1;
         }
-        n_bytes += texts[t].len;
+        *n_bytes += texts[t].len;
     }
-    print_machine();
+    return 0;
+}
+
+static void run_rounds(const struct ds4_vocab *vocab, const struct ds4_buf *texts, size_t n_text,
+                       size_t n_bytes)
+{
+    double encode[N_ROUND], decode[N_ROUND];
+    size_t n_id = 0;
+
     for (int r = 0; r < N_ROUND; r++) {
         double ns[2];
 
@@ -142,9 +139,54 @@ int main(int argc, char **argv)
            (double)n_bytes / (double)n_id);
     report("encode", encode);
     report("decode", decode);
-    for (int t = 0; t < n_text; t++)
+}
+
+static int bench(const char *vocab_path, char **paths, size_t n_path)
+{
+    struct ds4_err err = {0};
+    struct ds4_vocab *vocab = ds4_vocab_load(vocab_path, NULL, &err);
+    struct ds4_buf *texts = calloc(n_path + 1, sizeof(*texts));
+    size_t n_bytes = 0;
+    int status = 1;
+
+    if (vocab == NULL || texts == NULL) {
+        fprintf(stderr, "%s\n", err.msg);
+    } else if (read_all(paths, n_path, texts, &n_bytes) == 0) {
+        print_machine();
+        run_rounds(vocab, texts, n_path, n_bytes);
+        status = 0;
+    }
+    for (size_t t = 0; t < n_path && texts != NULL; t++)
         ds4_buf_deinit(&texts[t]);
     free(texts);
     ds4_vocab_free(vocab);
-    return 0;
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const own[] = {"README.md",
+                                      "*/README.md",
+                                      "*/*/README.md",
+                                      "common/*.c",
+                                      "router/*.c",
+                                      "router/*/*.c",
+                                      "worker/*.c",
+                                      "tests/unit/*.c",
+                                      "tests/data/encoding/*.json",
+                                      "tests/data/dsml/*.json"};
+    glob_t found = {0};
+    int status;
+
+    if (argc > 2)
+        return bench(argv[1], argv + 2, (size_t)argc - 2);
+    if (access(VOCAB_PATH, R_OK) != 0) {
+        printf("skipped: no vocabulary at " VOCAB_PATH "\n");
+        return 0;
+    }
+    for (size_t g = 0; g < sizeof(own) / sizeof(own[0]); g++)
+        glob(own[g], found.gl_pathc > 0 ? GLOB_APPEND : 0, NULL, &found);
+    status = bench(VOCAB_PATH, found.gl_pathv, found.gl_pathc);
+    globfree(&found);
+    return status;
 }

@@ -37,9 +37,10 @@ static bool is_null(const struct ds4_jt_node *node)
 /* Python's truth of a value. */
 static bool is_true(const struct ds4_jt_node *node)
 {
-    if (is_null(node))
+    if (node == NULL)
         return false;
     switch (node->type) {
+    case DS4_JT_NULL:
     case DS4_JT_FALSE:
         return false;
     case DS4_JT_NUMBER:

@@ -203,7 +203,7 @@ static bool read_invoke(struct reader *r)
     ds4_buf_init(&json, MAX_TEXT_BYTES);
     ds4_buf_append_byte(&json, '{');
     skip_blanks(r);
-    while ((ok = take(r, r->tags->param)) && (ok = read_param(r, &json)))
+    while (take(r, r->tags->param) && read_param(r, &json))
         skip_blanks(r);
     ok = take(r, r->tags->invoke_close);
     ds4_buf_append_byte(&json, '}');

@@ -129,7 +129,7 @@ static int store_tokens(struct ds4_vocab *vocab, const struct ds4_vocab_entry *e
             return -1;
     if (total > UINT32_MAX)
         return ds4_fail(err, DS4_E_CORRUPT, "vocabulary text has %zu bytes, too many", total);
-    vocab->bytes = malloc(total + 1);
+    vocab->bytes = calloc(total + 1, 1);
     if (vocab->bytes == NULL)
         return ds4_fail(err, DS4_E_NOMEM, "no memory for %zu bytes of vocabulary", total);
     total = 0;

@@ -149,7 +149,7 @@ const struct ds4_vocab *text_vectors_vocab(enum text_vectors_release release, bo
         return loaded[release];
     if (access(VOCAB_PATH, R_OK) != 0) {
         *skip = access(NONE_PATH, F_OK) == 0;
-        fprintf(stderr, "%s is missing: `make vocab` fetches it%s\n", VOCAB_PATH,
+        fprintf(stderr, "%s is missing: `make check` fetches it%s\n", VOCAB_PATH,
                 *skip ? " (skipped: " NONE_PATH " exists)" : ", VOCAB=none does without");
         return NULL;
     }

@@ -1,6 +1,6 @@
 /* For the tests of router/text: vector files and the real 128k vocabulary.
  *
- * The vocabulary is a download (`make vocab`), too large to keep in the tree.  It is expected at
+ * The vocabulary is a download (`make check` fetches it), too large to keep in the tree.  It is expected at
  * build/vocab/tokenizer.json; a file build/vocab/NONE says that this machine does without it on
  * purpose, and only then may a test skip. */
 #ifndef DS4_TESTS_SUPPORT_TEXT_VECTORS_H
