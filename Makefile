@@ -88,8 +88,10 @@ all: $(BINS) ## build the programs into build/$(CONFIG)/bin
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# Only these two files may use wider vectors; the program asks the processor before it enters them.
+# Only simd_avx2 and simd_avx512 may use wider vectors: the program asks the processor before it enters
+# them.
 # (-fno-trapping-math changes no value; it lets a comparison become a mask.)
+CFLAGS_kernels/cpu/row := -O3 -fno-trapping-math
 CFLAGS_kernels/cpu/simd_scalar := -O3 -fno-trapping-math
 CFLAGS_kernels/cpu/simd_avx2 := -O3 -fno-trapping-math -mavx2
 CFLAGS_kernels/cpu/simd_avx512 := -O3 -fno-trapping-math -mavx512f -mavx512bw -mavx512dq -mavx512vl \

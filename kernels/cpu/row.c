@@ -149,17 +149,27 @@ static void pack_fp8(int32_t d, int32_t d_rope, const float *x, uint8_t *row)
     pack_bf16(x + nope, d_rope, row + fp8_tail(nope));
 }
 
+/* Decoding is the hot half: every attention step reads its rows again.  So without branches: the
+ * exponent moves to f32's place and an exact product corrects it, subnormals included. */
+static void unpack_e4m3(const uint8_t *restrict code, int32_t n, float s, float *restrict x)
+{
+    for (int32_t i = 0; i < n; i++) {
+        uint32_t mag = (uint32_t)(code[i] & 0x7f) << 20, sign = (uint32_t)(code[i] & 0x80) << 24;
+        float value = ds4_f32_from_bits(mag) * 0x1p120f;
+        uint32_t bits =
+            mag == UINT32_C(0x07f00000) ? UINT32_C(0x7fc00000) : ds4_bits_from_f32(value);
+
+        x[i] = ds4_f32_from_bits(bits | sign) * s;
+    }
+}
+
 static void unpack_fp8(int32_t d, int32_t d_rope, const uint8_t *row, float *x)
 {
     int32_t nope = d - d_rope;
 
-    for (int32_t at = 0; at < nope; at += DS4_FP8_BLOCK) {
-        int32_t n = block_width(at, nope, DS4_FP8_BLOCK);
-        float s = ds4_f32_from_e8m0(row[nope + at / DS4_FP8_BLOCK]);
-
-        for (int32_t i = at; i < at + n; i++)
-            x[i] = ds4_f32_from_e4m3(row[i]) * s;
-    }
+    for (int32_t at = 0; at < nope; at += DS4_FP8_BLOCK)
+        unpack_e4m3(row + at, block_width(at, nope, DS4_FP8_BLOCK),
+                    ds4_f32_from_e8m0(row[nope + at / DS4_FP8_BLOCK]), x + at);
     unpack_bf16(row + fp8_tail(nope), d_rope, x + nope);
 }
 
@@ -179,10 +189,17 @@ static void pack_fp4(int32_t d, const float *x, uint8_t *row)
 
 static void unpack_fp4(int32_t d, const uint8_t *row, float *x)
 {
-    for (int32_t i = 0; i < d; i++) {
-        float s = ds4_f32_from_e8m0(row[d / 2 + i / DS4_FP4_BLOCK]);
+    static const float value[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-        x[i] = ds4_f32_from_e2m1(row[i / 2] >> 4 * (i % 2) & 15) * s;
+    for (int32_t at = 0; at < d; at += DS4_FP4_BLOCK) {
+        float s = ds4_f32_from_e8m0(row[d / 2 + at / DS4_FP4_BLOCK]);
+        int32_t end = at + block_width(at, d, DS4_FP4_BLOCK);
+
+        for (int32_t i = at; i < end; i += 2) {
+            x[i] = value[row[i / 2] & 15] * s;
+            x[i + 1] = value[row[i / 2] >> 4] * s;
+        }
     }
 }
 

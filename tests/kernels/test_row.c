@@ -188,6 +188,41 @@ static void rounded_rows_survive_storage_bit_for_bit(void **state)
     }
 }
 
+/* All 256 codes under several scales, against the scalar conversions. */
+static void every_code_decodes_like_the_scalar_conversion(void **state)
+{
+    static const uint8_t scales[] = {0, 1, 105, 127, 140, 254};
+
+    (void)state;
+    for (size_t s = 0; s < sizeof(scales); s++) {
+        float factor = ds4_f32_from_e8m0(scales[s]);
+
+        for (int first = 0; first < 256; first += 64) {
+            uint8_t row[64 + 2], nibbles[32 + 2];
+            float x[64], y[64];
+
+            for (int i = 0; i < 64; i++)
+                row[i] = (uint8_t)(first + i);
+            row[64] = scales[s];
+            for (int i = 0; i < 32; i++)
+                nibbles[i] = (uint8_t)(first + i);
+            nibbles[32] = nibbles[33] = scales[s];
+            ds4_cpu_unpack_row(DS4_ROW_FP8, 64, 0, row, x);
+            ds4_cpu_unpack_row(DS4_ROW_FP4, 64, 0, nibbles, y);
+            for (int i = 0; i < 64; i++) {
+                float want = ds4_f32_from_e4m3(row[i]) * factor;
+                float pair = ds4_f32_from_e2m1(nibbles[i / 2] >> 4 * (i % 2) & 15) * factor;
+
+                if (isnan(want))
+                    assert_true(isnan(x[i]));
+                else
+                    ds4_test_same_bits(&x[i], &want, 1, "e4m3");
+                ds4_test_same_bits(&y[i], &pair, 1, "e2m1");
+            }
+        }
+    }
+}
+
 static void non_finite_values_become_nan_and_stay_so(void **state)
 {
     static const float bad[] = {NAN, INFINITY, -INFINITY};
@@ -277,6 +312,7 @@ int main(void)
         cmocka_unit_test(fp8_rounding_is_the_nearest_code_everywhere),
         cmocka_unit_test(fp4_rounding_is_hadamard_bf16_and_the_nearest_code),
         cmocka_unit_test(rounded_rows_survive_storage_bit_for_bit),
+        cmocka_unit_test(every_code_decodes_like_the_scalar_conversion),
         cmocka_unit_test(non_finite_values_become_nan_and_stay_so),
         cmocka_unit_test(ring_keeps_the_last_rows_below_the_lease),
         cmocka_unit_test(inactive_entries_write_nothing),
