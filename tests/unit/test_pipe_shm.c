@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -427,7 +428,10 @@ static pid_t start_peer(int32_t stage, int32_t n_stage, uint32_t generation, int
     pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-        struct ds4_pipe *peer = ops->open(&config, ds4_deadline_in_ms(LONG_MS), NULL);
+        struct ds4_pipe *peer;
+
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        peer = ops->open(&config, ds4_deadline_in_ms(LONG_MS), NULL);
 
         if (peer == NULL || write(fd[1], "r", 1) != 1)
             _exit(1);

@@ -1,0 +1,135 @@
+/* worker/settings.c: from the settings file to the parts of a worker. */
+#include "worker/settings.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static int fill(const char *text, int32_t stage, struct ds4_config *config,
+                struct ds4_worker_settings *out, struct ds4_err *err)
+{
+    if (ds4_config_init(config, err) ||
+        ds4_config_parse(config, ds4_str_view(text), "test.conf", err))
+        fail_msg("%s", err->msg);
+    return ds4_worker_settings_fill(config, stage, out, err);
+}
+
+static void every_part_gets_its_settings(void **state)
+{
+    static const char text[] = "model { path = \"m.gguf\"\n context = 4096 }\n"
+                               "cluster { partition = {3, 5}\n endpoint_dir = \"/run/x\"\n"
+                               " heartbeat_ms = 250\n form_ms = 7000 }\n"
+                               "sched { max_seqs = 6\n chunk_tok = 700\n inflight = 4 }\n"
+                               "kv { blocks = 99\n hot_window = 64 }\n"
+                               "worker { threads = 3\n load = \"pread\" }\n"
+                               "watchdog { step_s = 9\n prefill_s = 11 }\n";
+    struct ds4_worker_settings settings, again;
+    struct ds4_config config;
+    struct ds4_err err = {0};
+
+    (void)state;
+    if (fill(text, 1, &config, &settings, &err))
+        fail_msg("%s", err.msg);
+    assert_string_equal(settings.stage.model_path, "m.gguf");
+    assert_int_equal(settings.stage.stage, 1);
+    assert_int_equal(settings.stage.n_stage, 2);
+    assert_int_equal(settings.stage.n_partition, 2);
+    assert_int_equal(settings.stage.partition[1], 5);
+    assert_int_equal(settings.stage.context_tok, 4096);
+    assert_int_equal(settings.stage.max_seqs, 6);
+    assert_int_equal(settings.stage.max_step_tok, 706);
+    assert_int_equal(settings.stage.n_blocks, 99);
+    assert_int_equal(settings.stage.hot_window_tok, 64);
+    assert_int_equal(settings.stage.device.n_thread, 3);
+    assert_int_equal(settings.stage.load, DS4_LOAD_PREAD);
+    assert_string_equal(settings.stage.backend, "cpu");
+    assert_string_equal(settings.control.bus.endpoint, "ipc:///run/x/router.sock");
+    assert_int_equal(settings.control.bus.stage, 1);
+    assert_int_equal(settings.control.heartbeat_ms, 250);
+    assert_int_equal(settings.control.loop.check_ms, 250);
+    assert_int_equal(settings.control.loop.form_ms, 7000);
+    assert_int_equal(settings.control.loop.depth, 5);
+    assert_int_equal(settings.control.step_ms, 9000);
+    assert_int_equal(settings.control.prefill_ms, 11000);
+    assert_true(settings.control.loop.pipe_wait_ms > 2 * 11000);
+    if (ds4_worker_settings_fill(&config, 1, &again, &err))
+        fail_msg("%s", err.msg);
+    assert_memory_not_equal(settings.control.bus.boot_id, again.control.bus.boot_id, DS4_ID_BYTES);
+    ds4_config_deinit(&config);
+}
+
+static void rows_per_step_stay_below_the_wire_limit(void **state)
+{
+    struct ds4_worker_settings settings;
+    struct ds4_config config;
+    struct ds4_err err = {0};
+
+    (void)state;
+    assert_int_equal(fill("model { path = \"m\" }\nsched { chunk_tok = 65536\n max_seqs = 1024 }\n"
+                          "watchdog { prefill_s = 3600 }\ncluster { stages = 64 }\n",
+                          63, &config, &settings, &err),
+                     0);
+    assert_int_equal(settings.stage.max_seqs, DS4_MAX_STEP_ENTRIES);
+    assert_int_equal(settings.stage.max_step_tok, DS4_MAX_STEP_TOK);
+    assert_int_equal(settings.control.loop.depth, DS4_MAX_STAGES);
+    assert_true(settings.control.loop.pipe_wait_ms > 0);
+    ds4_config_deinit(&config);
+}
+
+static void what_cannot_work_is_named(void **state)
+{
+    static const struct {
+        const char *text;
+        int32_t stage;
+        const char *word;
+    } rows[] = {
+        {"model { path = \"m\" }\ncluster { stages = 2 }\n", 2, "stages 0 to 1"},
+        {"model { path = \"m\" }\n", -1, "--stage is -1"},
+        {"cluster { stages = 2 }\n", 0, "model.path"},
+        {"model { path = \"m\" }\ncluster { pipe = \"nccl\" }\n", 0, "cluster.pipe"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct ds4_worker_settings settings;
+        struct ds4_config config;
+        struct ds4_err err = {0};
+
+        assert_int_equal(fill(rows[i].text, rows[i].stage, &config, &settings, &err), -1);
+        assert_int_equal(err.code, DS4_E_INVALID);
+        if (strstr(err.msg, rows[i].word) == NULL)
+            fail_msg("%s", err.msg);
+        ds4_config_deinit(&config);
+    }
+}
+
+static void an_endpoint_too_long_is_refused(void **state)
+{
+    char text[1200];
+    struct ds4_worker_settings settings;
+    struct ds4_config config;
+    struct ds4_err err = {0};
+
+    (void)state;
+    snprintf(text, sizeof(text), "model { path = \"m\" }\ncluster { endpoint_dir = \"/%0900d\" }\n",
+             0);
+    assert_int_equal(fill(text, 0, &config, &settings, &err), -1);
+    assert_non_null(strstr(err.msg, "endpoint_dir"));
+    ds4_config_deinit(&config);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_part_gets_its_settings),
+        cmocka_unit_test(rows_per_step_stay_below_the_wire_limit),
+        cmocka_unit_test(what_cannot_work_is_named),
+        cmocka_unit_test(an_endpoint_too_long_is_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
