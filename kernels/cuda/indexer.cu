@@ -1,0 +1,229 @@
+/* Lightning indexer: scores of the visible compressed rows, then the exact top_k of them.
+ *
+ * Queries are taken 64 at a time, so that the score buffer is 64 rows of the context and a long prompt
+ * needs no context-squared memory.  A block scores 64 rows of one query: keys are decoded once, the
+ * heads' products are summed in head order.  Selection is a radix search over order-preserving keys
+ * (four passes of 8 bits) and an ordered compaction: no sorting, ties to the lower row, the same bits
+ * every run, NaN never chosen before a number. */
+#include "kernels/cuda/rows.cuh"
+
+#define INDEX_QUERIES 64 /* per round */
+#define INDEX_ROWS    64 /* per block */
+#define INDEX_THREADS 256
+#define INDEX_MAX_DIM 128
+
+struct index_args {
+    struct ds4_dev_batch batch;
+    const float *q;
+    int64_t q_tok, q_head;
+    const float *w;
+    int64_t w_tok;
+    int32_t n_head;
+    struct ds4_pages pages;
+    int32_t ratio;
+    int32_t top_k;
+    int32_t *sel;
+    int32_t *n_sel;
+    float *score; /* [INDEX_QUERIES, max_rows] */
+    int64_t max_rows;
+    int32_t first; /* token of this round's query 0 */
+};
+
+__device__ __forceinline__ int32_t visible_rows(const struct index_args &a, int32_t t)
+{
+    return (a.batch.pos[t] + 1) / a.ratio;
+}
+
+static __global__ void score_kernel(struct index_args a)
+{
+    __shared__ float key[INDEX_ROWS][INDEX_MAX_DIM + 1];
+    const int32_t t = a.first + blockIdx.y, d = a.pages.d;
+    const struct ds4_dev_entry entry = a.batch.entry[a.batch.entry_of[t]];
+    const int32_t n = visible_rows(a, t), from = blockIdx.x * INDEX_ROWS;
+    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float *score = a.score + (int64_t)blockIdx.y * a.max_rows;
+
+    if (!entry.active || n <= a.top_k || from >= n)
+        return;
+    for (int32_t r = warp; r < INDEX_ROWS && from + r < n; r += INDEX_THREADS / 32) {
+        const uint8_t *stored = ds4_dev_page_row(a.pages, a.batch, entry, from + r);
+
+        for (int32_t c = lane; c < d; c += 32)
+            key[r][c] =
+                stored == NULL ? 0.0f : ds4_row_get(a.pages.format, d, a.pages.d_rope, stored, c);
+    }
+    __syncthreads();
+    for (int32_t r = warp; r < INDEX_ROWS && from + r < n; r += INDEX_THREADS / 32) {
+        float sum = 0.0f;
+
+        for (int32_t h = 0; h < a.n_head; h++) {
+            const float *q = a.q + t * a.q_tok + h * a.q_head;
+            float dot = 0.0f;
+
+            for (int32_t c = lane; c < d; c += 32)
+                dot += q[c] * key[r][c];
+            for (int o = 16; o > 0; o /= 2)
+                dot += __shfl_xor_sync(0xffffffffu, dot, o);
+            /* A NaN product must stay one: fmaxf would turn it into 0. */
+            sum += a.w[t * a.w_tok + h] * (dot < 0.0f ? 0.0f : dot);
+        }
+        if (lane == 0)
+            score[from + r] = sum;
+    }
+}
+
+__device__ __forceinline__ uint32_t key_of(float score)
+{
+    uint32_t bits = __float_as_uint(score + 0.0f);
+
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return 0;
+    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+/* The key of rank k and how many equal to it are among the k largest; the whole block works. */
+__device__ uint32_t kth_key(const float *score, int32_t n, int32_t k, int32_t *n_equal)
+{
+    __shared__ uint32_t count[256];
+    __shared__ uint32_t prefix;
+    __shared__ int32_t left;
+
+    if (threadIdx.x == 0) {
+        prefix = 0;
+        left = k;
+    }
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        uint32_t mask = shift == 24 ? 0 : 0xffffffffu << (shift + 8), before;
+
+        count[threadIdx.x] = 0;
+        __syncthreads();
+        before = prefix;
+        for (int32_t i = threadIdx.x; i < n; i += INDEX_THREADS) {
+            uint32_t key = key_of(score[i]);
+
+            if ((key & mask) == before)
+                atomicAdd(&count[key >> shift & 255], 1u); /* integers: order does not matter */
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            int digit = 255;
+
+            for (; digit > 0 && (int32_t)count[digit] < left; digit--)
+                left -= (int32_t)count[digit];
+            prefix |= (uint32_t)digit << shift;
+        }
+        __syncthreads();
+    }
+    *n_equal = left;
+    return prefix;
+}
+
+/* Exclusive sums over the block of two counts packed in one word (each below 2^16). */
+__device__ __forceinline__ uint32_t block_scan(uint32_t mine, uint32_t *shared, uint32_t *total)
+{
+    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint32_t sum = mine, before = 0, all = 0;
+
+    for (int o = 1; o < 32; o *= 2) {
+        uint32_t other = __shfl_up_sync(0xffffffffu, sum, o);
+
+        if (lane >= o)
+            sum += other;
+    }
+    __syncthreads();
+    if (lane == 31)
+        shared[warp] = sum;
+    __syncthreads();
+    for (int32_t w = 0; w < INDEX_THREADS / 32; w++) {
+        before += w < warp ? shared[w] : 0;
+        all += shared[w];
+    }
+    *total = all;
+    return before + sum - mine;
+}
+
+static __global__ void select_kernel(struct index_args a)
+{
+    __shared__ uint32_t shared[32];
+    const int32_t t = a.first + blockIdx.x, n = visible_rows(a, t);
+    const float *score = a.score + (int64_t)blockIdx.x * a.max_rows;
+    int32_t *sel = a.sel + (int64_t)t * a.top_k;
+    int32_t n_equal = 0, taken = 0, equal = 0;
+    uint32_t least;
+
+    if (!a.batch.entry[a.batch.entry_of[t]].active) {
+        if (threadIdx.x == 0)
+            a.n_sel[t] = 0;
+        return;
+    }
+    if (threadIdx.x == 0)
+        a.n_sel[t] = min(n, a.top_k);
+    if (n <= a.top_k) {
+        for (int32_t i = threadIdx.x; i < n; i += INDEX_THREADS)
+            sel[i] = i;
+        return;
+    }
+    least = kth_key(score, n, a.top_k, &n_equal);
+    for (int32_t from = 0; from < n; from += INDEX_THREADS) {
+        int32_t i = from + threadIdx.x;
+        uint32_t key = i < n ? key_of(score[i]) : 0, total, at;
+        bool above = i < n && key > least, same = i < n && key == least;
+
+        at = block_scan((uint32_t)above << 16 | (uint32_t)same, shared, &total);
+        /* Rows above the threshold, and the first n_equal of those at it, in rising order. */
+        if (above || (same && equal + (int32_t)(at & 0xffff) < n_equal))
+            sel[taken + equal + (int32_t)(at >> 16) +
+                min((int32_t)(at & 0xffff), n_equal - equal)] = i;
+        taken += (int32_t)(total >> 16);
+        equal = min(n_equal, equal + (int32_t)(total & 0xffff));
+    }
+}
+
+size_t ds4_cuda_index_scratch(const struct ds4_device *dev, const struct ds4_limits *limits)
+{
+    (void)dev;
+    return (size_t)INDEX_QUERIES * (size_t)(limits->max_context / 4 + 1) * sizeof(float) + 512;
+}
+
+void ds4_cuda_index(struct ds4_device *dev, const struct ds4_index_args *a)
+{
+    struct index_args args = {dev->batch,
+                              (const float *)a->q.data,
+                              a->q.stride[0],
+                              a->q.stride[1],
+                              (const float *)a->w.data,
+                              a->w.stride[0],
+                              a->q.shape[1],
+                              a->pages,
+                              a->ratio,
+                              a->top_k,
+                              a->sel,
+                              a->n_sel,
+                              NULL,
+                              0,
+                              0};
+    int32_t most = 0;
+    size_t used = 0;
+
+    if (dev->batch.n_tok == 0)
+        return;
+    if (a->pages.d > INDEX_MAX_DIM)
+        ds4_cuda_fatal(__FILE__, __LINE__, "index", "keys wider than the kernel is sized for");
+    for (int32_t e = 0; e < a->batch->n_entry; e++) {
+        const struct ds4_batch_entry *entry = &a->batch->entry[e];
+        int32_t rows = (entry->base_pos + entry->n_row) / a->ratio;
+
+        most = entry->active && rows > most ? rows : most;
+    }
+    args.max_rows = most > 0 ? most : 1;
+    args.score = DS4_CARVE(dev, float, INDEX_QUERIES *args.max_rows, &used);
+    for (args.first = 0; args.first < dev->batch.n_tok; args.first += INDEX_QUERIES) {
+        const int32_t left = dev->batch.n_tok - args.first;
+        const unsigned n = (unsigned)(left < INDEX_QUERIES ? left : INDEX_QUERIES);
+        const dim3 grid((unsigned)ds4_div_up(args.max_rows, INDEX_ROWS), n);
+
+        if (most > a->top_k)
+            DS4_LAUNCH(score_kernel, grid, INDEX_THREADS, 0, dev->stream, args);
+        DS4_LAUNCH(select_kernel, n, INDEX_THREADS, 0, dev->stream, args);
+    }
+}

@@ -1,0 +1,51 @@
+/* Cache rounding in place, and storing a step's rows into the rings: one block a row.
+ *
+ * A row is taken into shared memory, rounded or packed there (rows.cuh), and written once. */
+#include "kernels/cuda/rows.cuh"
+
+static __global__ void round_kernel(float *x, int64_t stride, int32_t d, int32_t d_rope,
+                                    enum ds4_row_format format)
+{
+    __shared__ float row[DS4_DEV_MAX_ROW];
+    float *mine = x + (int64_t)blockIdx.x * stride;
+
+    for (int32_t i = threadIdx.x; i < d; i += blockDim.x)
+        row[i] = mine[i];
+    ds4_dev_round_row(format, d, d_rope, row);
+    for (int32_t i = threadIdx.x; i < d; i += blockDim.x)
+        mine[i] = row[i];
+}
+
+void ds4_cuda_round(struct ds4_device *dev, const struct ds4_round_args *a)
+{
+    const int32_t n = a->x.shape[0], d = a->x.shape[1];
+
+    if (n == 0 || a->format == DS4_ROW_F32)
+        return;
+    if (d > DS4_DEV_MAX_ROW)
+        ds4_cuda_fatal(__FILE__, __LINE__, "round", "row wider than shared memory is sized for");
+    DS4_LAUNCH(round_kernel, n, 128, 0, dev->stream, (float *)a->x.data, a->x.stride[0], d,
+               a->d_rope, a->format);
+}
+
+static __global__ void ring_write_kernel(struct ds4_dev_batch batch, const float *x, int64_t stride,
+                                         struct ds4_ring ring)
+{
+    const int32_t t = blockIdx.x;
+    const struct ds4_dev_entry entry = batch.entry[batch.entry_of[t]];
+    const int32_t pos = batch.pos[t];
+
+    /* Only the last cap rows of an entry: older ones would be overwritten, in no fixed order. */
+    if (!entry.active || pos >= entry.cap_tok || pos + ring.cap < entry.base_pos + entry.n_row)
+        return;
+    ds4_dev_pack_row(ring.format, ring.d, ring.d_rope, x + (int64_t)t * stride,
+                     ds4_dev_ring_row(ring, entry.slot, pos));
+}
+
+void ds4_cuda_ring_write(struct ds4_device *dev, const struct ds4_ring_write_args *a)
+{
+    if (dev->batch.n_tok == 0)
+        return;
+    DS4_LAUNCH(ring_write_kernel, dev->batch.n_tok, 128, 0, dev->stream, dev->batch,
+               (const float *)a->x.data, a->x.stride[0], a->ring);
+}
