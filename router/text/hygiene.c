@@ -172,10 +172,9 @@ static bool read_param(struct reader *r, struct ds4_buf *json)
     return true;
 }
 
-/* Stores a call whose arguments were collected as `json`; a repeated name is not well-formed. */
-static bool store_call(struct reader *r, struct ds4_str name, struct ds4_buf *json)
+/* Reads the arguments collected as `json`; NULL if a name is repeated, which is not well-formed. */
+static const struct ds4_jt_node *read_arguments(struct reader *r, const struct ds4_buf *json)
 {
-    struct ds4_call *call = &r->calls[r->n_call];
     struct ds4_str text = ds4_arena_copy(r->arena, ds4_buf_view(json));
     const struct ds4_jt_node *node = text.ptr == NULL || json->failed
                                          ? NULL
@@ -183,12 +182,28 @@ static bool store_call(struct reader *r, struct ds4_str name, struct ds4_buf *js
 
     if (node == NULL) {
         r->no_memory = true;
-        return false;
+        return NULL;
     }
     for (const struct ds4_jt_node *m = node->first; m != NULL; m = m->next)
         if (m->counts != m)
-            return false;
-    *call = (struct ds4_call){.name = name, .kind = DS4_ARGUMENTS_MEMBERS, .node = node};
+            return NULL;
+    return node;
+}
+
+/* Adds a call.  The counting pass judges exactly as the storing one, or its count would be wrong. */
+static bool add_call(struct reader *r, struct ds4_str name, const struct ds4_buf *json)
+{
+    struct ds4_arena_mark mark = ds4_arena_mark(r->arena);
+    const struct ds4_jt_node *node = read_arguments(r, json);
+
+    if (node == NULL)
+        return false;
+    if (r->calls != NULL)
+        r->calls[r->n_call] =
+            (struct ds4_call){.name = name, .kind = DS4_ARGUMENTS_MEMBERS, .node = node};
+    else
+        ds4_arena_reset(r->arena, mark);
+    r->n_call++;
     return true;
 }
 
@@ -196,20 +211,20 @@ static bool read_invoke(struct reader *r)
 {
     struct ds4_buf json;
     struct ds4_str name;
-    bool ok;
+    bool ok = true;
 
     if (!take(r, r->tags->invoke) || !take_name(r, DS4_STR("\">"), &name))
         return false;
     ds4_buf_init(&json, MAX_TEXT_BYTES);
     ds4_buf_append_byte(&json, '{');
     skip_blanks(r);
-    while (take(r, r->tags->param) && read_param(r, &json))
+    while (ok && take(r, r->tags->param)) {
+        ok = read_param(r, &json);
         skip_blanks(r);
-    ok = take(r, r->tags->invoke_close);
+    }
+    ok = ok && take(r, r->tags->invoke_close);
     ds4_buf_append_byte(&json, '}');
-    if (ok && r->calls != NULL)
-        ok = store_call(r, name, &json);
-    r->n_call += ok;
+    ok = ok && add_call(r, name, &json);
     ds4_buf_deinit(&json);
     return ok;
 }

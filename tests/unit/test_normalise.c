@@ -257,8 +257,30 @@ static void only_complete_leaked_calls_are_lifted(void **state)
     assert_int_equal(calls_found(content), 0);
     snprintf(content, sizeof(content), BLOCK, "maybe", "x");
     assert_int_equal(calls_found(content), 0);
+    assert_int_equal(
+        calls_found("<｜DSML｜tool_calls><｜DSML｜invoke name=\\\"f\\\"><｜DSML｜parameter "
+                    "name=\\\"a\\\" string=\\\"false\\\">no json</｜DSML｜parameter>"
+                    "</｜DSML｜invoke></｜DSML｜tool_calls>"),
+        0);
     assert_int_equal(calls_found("<｜DSML｜tool_calls>\\n</｜DSML｜tool_calls>"), 0);
     assert_int_equal(calls_found("<｜DSML｜tool_calls>\\nprose</｜DSML｜tool_calls>"), 0);
+}
+
+/* The outer block is refused for its repeated name; the one inside its value counts. */
+static void a_refused_block_may_hold_a_larger_one(void **state)
+{
+    static const char tag[] = "<｜DSML｜invoke name=\\\"g\\\"></｜DSML｜invoke>";
+    char content[900];
+
+    (void)state;
+    snprintf(
+        content, sizeof(content),
+        "<｜DSML｜tool_calls><｜DSML｜invoke name=\\\"f\\\"><｜DSML｜parameter name=\\\"a\\\" "
+        "string=\\\"true\\\"><｜DSML｜tool_calls>%s%s%s</｜DSML｜tool_calls></｜DSML｜parameter>"
+        "<｜DSML｜parameter name=\\\"a\\\" string=\\\"true\\\">x</｜DSML｜parameter>"
+        "</｜DSML｜invoke></｜DSML｜tool_calls>",
+        tag, tag, tag);
+    assert_int_equal(calls_found(content), 3);
 }
 
 static void legacy_functions_and_calls_are_tools(void **state)
@@ -354,6 +376,7 @@ int main(void)
         cmocka_unit_test(arguments_of_any_shape_become_an_object),
         cmocka_unit_test(think_markup_in_old_content_becomes_reasoning),
         cmocka_unit_test(only_complete_leaked_calls_are_lifted),
+        cmocka_unit_test(a_refused_block_may_hold_a_larger_one),
         cmocka_unit_test(legacy_functions_and_calls_are_tools),
         cmocka_unit_test(foreign_and_deferred_tools_are_not_rendered),
         cmocka_unit_test(tool_choice_has_many_spellings),
