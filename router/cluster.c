@@ -1,9 +1,9 @@
 /* The workers as the router sees them: who is there, when they form, what loses a generation.
  *
- * One rule for every failure (a silent or disconnected worker, FATAL, BYE, another boot of a stage, a late step, a record
- * that contradicts the books): first leave TOGETHER, so that nobody is told "ready" from then on;
- * then ABORT to the survivors; then end the running requests.  The next formation gets a new generation
- * and a new random pipe key, so that nothing of an old one can be taken for new.
+ * One rule for every failure (a silent or disconnected worker, FATAL, BYE, another boot of a stage, a
+ * late step, a record that contradicts the books): first leave TOGETHER, so that nobody is told "ready"
+ * from then on; then ABORT to the survivors; then end the running requests.  The next formation gets a
+ * new generation and a new random pipe key, so that nothing of an old one can be taken for new.
  * Invariant: the scheduler is started exactly while bond is TOGETHER. */
 #include "router/cluster.h"
 

@@ -63,6 +63,7 @@ struct ds4_sched {
     /* The queue, first come first served. */
     struct ds4_request *head, *tail;
     int32_t n_queued;
+    bool head_waits; /* the head could not be admitted and nothing has changed since */
 
     uint64_t next_seq;
     int32_t n_running;        /* sequences with a request */

@@ -154,6 +154,7 @@ int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form, int64_t no
         drop_generation(s);
         return -1;
     }
+    s->head_waits = false;
     s->next_step = 0;
     s->last_ack_ns = now_ns;
     s->last_token_ns = 0;
@@ -211,6 +212,7 @@ void ds4_engine_settle(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns)
     struct ds4_err err = {0};
 
     assert(seq->n_flight == 0 && seq->req == NULL);
+    s->head_waits = false;
     if (seq == s->probe) {
         s->probe = NULL;
         forget_seq(s, seq);
@@ -292,6 +294,7 @@ void ds4_engine_unlink(struct ds4_sched *s, struct ds4_request *req)
         s->tail = before;
     req->next = NULL;
     s->n_queued--;
+    s->head_waits = false; /* another one may be the head now */
 }
 
 static struct ds4_request *pop_queued(struct ds4_sched *s)
@@ -510,8 +513,9 @@ void ds4_sched_pump(struct ds4_sched *s, int64_t now_ns)
     expire_queue(s, now_ns);
     if (!s->started || s->failed)
         return;
-    while (s->head != NULL && s->n_running < s->config.max_seqs && ds4_engine_admit(s, now_ns)) {
-    }
+    /* A look costs a comparison with every kept prefix: not in every turn of a busy loop. */
+    while (!s->head_waits && s->head != NULL && s->n_running < s->config.max_seqs)
+        s->head_waits = !ds4_engine_admit(s, now_ns);
     while (ds4_engine_post(s, now_ns)) {
     }
     probe(s, now_ns);

@@ -468,7 +468,10 @@ static void waiting_for_blocks_is_not_an_error(void **state)
     assert_int_equal(stats.queued, 3);
     assert_int_equal(stats.prefilling, 2);
     digest = ds4_budget_digest(rig.sched->budget);
+    assert_true(rig.sched->head_waits);
+    rig.sched->head_waits = false;
     ds4_sched_pump(rig.sched, rig.now_ns); /* refused again: nothing moves */
+    assert_true(rig.sched->head_waits);
     assert_true(digest == ds4_budget_digest(rig.sched->budget));
     ds4_rig_run(&rig);
     for (int32_t c = 0; c < 5; c++) {
