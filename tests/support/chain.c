@@ -20,6 +20,14 @@ static void must(int result, const struct ds4_err *err)
         fail_msg("%s: %s", ds4_code_text(err->code), err->msg);
 }
 
+static const char *backend = "cpu";
+
+void chain_take_args(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "--backend") == 0)
+        backend = argv[2];
+}
+
 struct ds4_stage_config chain_config(const struct chain_options *options, int32_t stage)
 {
     struct ds4_stage_config config = {.model_path = CHAIN_MODEL,
@@ -27,7 +35,8 @@ struct ds4_stage_config chain_config(const struct chain_options *options, int32_
                                       .stage = stage,
                                       .n_stage = options->n_stage > 0 ? options->n_stage : 1,
                                       .partition = options->partition,
-                                      .backend = "cpu",
+                                      .backend = backend,
+                                      .stream = DS4_STREAM_F32,
                                       .quant_sim = options->quant_sim,
                                       .max_seqs = CHAIN_SEQS,
                                       .max_step_tok = CHAIN_STEP_TOK};
@@ -250,6 +259,7 @@ void chain_residual(struct chain *c, int32_t n_row, void *out)
     int32_t first = last->batch.n_tok - n_row;
 
     assert_true(first >= 0);
-    memcpy(out, (const uint8_t *)last->buf.x + (size_t)first * c->row_bytes,
-           (size_t)n_row * c->row_bytes);
+    last->backend->download(last->dev, out,
+                            (const uint8_t *)last->buf.x + (size_t)first * c->row_bytes,
+                            (size_t)n_row * c->row_bytes);
 }

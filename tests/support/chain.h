@@ -57,6 +57,10 @@ struct chain_part {
     bool sample;
 };
 
+/* `PROGRAM --backend NAME` runs a program's tests on another backend (residual streams f32); call first
+ * in main.  The cpu is the default. */
+void chain_take_args(int argc, char **argv);
+
 struct ds4_stage_config chain_config(const struct chain_options *options, int32_t stage);
 struct chain *chain_new(const struct chain_options *options);
 void chain_free(struct chain *c);

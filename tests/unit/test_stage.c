@@ -528,7 +528,7 @@ static void settings_that_cannot_work_are_refused(void **state)
 
 #define CHAIN_TEST(name) cmocka_unit_test_setup_teardown(name, new_chain, free_chain)
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         CHAIN_TEST(a_step_out_of_order_is_refused),
@@ -549,5 +549,7 @@ int main(void)
         cmocka_unit_test(settings_that_cannot_work_are_refused),
         cmocka_unit_test(greedy_texts_match_on_any_number_of_stages),
     };
+
+    chain_take_args(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
