@@ -5,11 +5,15 @@
  * leave a count behind.  Randomness is counter-based (Philox 4x32-10, Salmon et al. 2011), so the
  * number of a position does not depend on how many were drawn before.
  *
- * Candidates live in a heap ordered by (logit high first, id low first): top_k and top_p pop what they
- * keep instead of sorting 130 thousand values.  Sums run in double, in a fixed order.
+ * top_k and top_p need a best-first prefix, not an order: a selection (keep_best) finds it in linear
+ * time, where sorting 130 thousand values would cost more than the step of a small model.  Masked ids
+ * are -inf and weigh nothing.  The exponential is the kernels' own, so that the same seed gives the same
+ * text on every machine; sums run in double, in a fixed order.
  *
  * Invariant: s->count is all zero between calls. */
 #include "worker/sampler.h"
+
+#include "kernels/cpu/math.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -188,46 +192,15 @@ double ds4_sampler_uniform(uint64_t seed, uint64_t position)
     return (double)(bits >> 11) * 0x1p-53;
 }
 
-/* ---- candidates --------------------------------------------------------------------------------- */
+/* ---- rows --------------------------------------------------------------------------------------- */
 
-static bool before(const float *logit, int32_t a, int32_t b)
+static bool all_finite(const float *logit, int32_t n)
 {
-    return logit[a] > logit[b] || (logit[a] == logit[b] && a < b);
-}
+    uint32_t bad = 0;
 
-static void sift_down(const float *logit, int32_t *heap, int32_t n, int32_t i)
-{
-    for (;;) {
-        int32_t best = i;
-        int32_t kept = heap[i];
-
-        if (2 * i + 1 < n && before(logit, heap[2 * i + 1], heap[best]))
-            best = 2 * i + 1;
-        if (2 * i + 2 < n && before(logit, heap[2 * i + 2], heap[best]))
-            best = 2 * i + 2;
-        if (best == i)
-            return;
-        heap[i] = heap[best];
-        heap[best] = kept;
-        i = best;
-    }
-}
-
-static void make_heap(const float *logit, int32_t *heap, int32_t n)
-{
-    for (int32_t i = n / 2 - 1; i >= 0; i--)
-        sift_down(logit, heap, n, i);
-}
-
-/* Moves the best of the first n to index n - 1: popping all leaves them best last. */
-static int32_t pop_heap(const float *logit, int32_t *heap, int32_t n)
-{
-    int32_t best = heap[0];
-
-    heap[0] = heap[n - 1];
-    heap[n - 1] = best;
-    sift_down(logit, heap, n - 1, 0);
-    return best;
+    for (int32_t i = 0; i < n; i++) /* without a branch, so that it runs as vectors */
+        bad |= (ds4_bits_from_f32(logit[i]) & UINT32_C(0x7f800000)) == UINT32_C(0x7f800000);
+    return bad == 0;
 }
 
 static int32_t argmax(const float *logit, int32_t n)
@@ -240,12 +213,89 @@ static int32_t argmax(const float *logit, int32_t n)
     return best;
 }
 
-static bool all_finite(const float *logit, int32_t n)
+/* weight = exp((logit - max) / temperature); the best weighs 1. */
+static void weigh(const float *logit, int32_t n, float max, float temperature, float *weight)
 {
     for (int32_t i = 0; i < n; i++)
-        if (!isfinite(logit[i]))
-            return false;
-    return true;
+        weight[i] = ds4_expf((logit[i] - max) / temperature);
+}
+
+static double sum_of(const float *weight, int32_t n)
+{
+    double sum = 0;
+
+    for (int32_t i = 0; i < n; i++)
+        sum += (double)weight[i];
+    return sum;
+}
+
+/* ---- selection ---------------------------------------------------------------------------------- */
+
+/* The order of preference: heavier first, then the lower id. */
+static bool before(const float *value, int32_t a, int32_t b)
+{
+    return value[a] > value[b] || (value[a] == value[b] && a < b);
+}
+
+static int32_t median_of(const float *value, int32_t a, int32_t b, int32_t c)
+{
+    if (before(value, a, b) == before(value, b, c))
+        return b;
+    return before(value, b, a) == before(value, a, c) ? a : c;
+}
+
+static void swap(int32_t *a, int32_t *b)
+{
+    int32_t kept = *a;
+
+    *a = *b;
+    *b = kept;
+}
+
+/* Moves what stands before the pivot to the front of ids[0..n), the pivot after it; returns the pivot's
+ * place. */
+static int32_t split(const float *value, int32_t *ids, int32_t n)
+{
+    int32_t pivot = median_of(value, ids[0], ids[n / 2], ids[n - 1]);
+    int32_t front = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        if (ids[i] == pivot) {
+            swap(&ids[i], &ids[n - 1]);
+            break;
+        }
+    }
+    for (int32_t i = 0; i < n - 1; i++)
+        if (before(value, ids[i], pivot))
+            swap(&ids[i], &ids[front++]);
+    swap(&ids[front], &ids[n - 1]);
+    return front;
+}
+
+/* Reorders ids[0..n), n >= 1, so that the shortest best-first prefix that reaches `want` comes first,
+ * in no particular order; returns its length, at least 1.  An id counts its share, or 1 without
+ * shares. */
+static int32_t keep_best(const float *value, const float *share, int32_t *ids, int32_t n,
+                         double want)
+{
+    int32_t lo = 0; /* ids before lo are in, those from hi on are out */
+    int32_t hi = n;
+    double have = 0;
+
+    while (lo < hi && (lo == 0 || have < want)) {
+        int32_t pivot = lo + split(value, ids + lo, hi - lo);
+        double upper = 0;
+
+        for (int32_t i = lo; i < pivot; i++)
+            upper += share != NULL ? (double)share[ids[i]] : 1;
+        if (pivot > lo && have + upper >= want) {
+            hi = pivot;
+        } else {
+            have += upper + (share != NULL ? (double)share[ids[pivot]] : 1);
+            lo = pivot + 1;
+        }
+    }
+    return lo;
 }
 
 /* ---- logprobs: log softmax of the raw row ------------------------------------------------------- */
@@ -253,28 +303,26 @@ static bool all_finite(const float *logit, int32_t n)
 static void fill_logprobs(struct ds4_sampler *s, const float *logits, int32_t token, int32_t n_top,
                           struct ds4_token_entry *out)
 {
-    double max = logits[argmax(logits, s->n_vocab)];
-    double sum = 0;
+    int32_t *ids = s->order;
+    float max = logits[argmax(logits, s->n_vocab)];
     double norm;
 
-    for (int32_t i = 0; i < s->n_vocab; i++)
-        sum += exp((double)logits[i] - max);
-    norm = max + log(sum);
+    weigh(logits, s->n_vocab, max, 1, s->weight);
+    norm = (double)max + log(sum_of(s->weight, s->n_vocab));
     out->logprob[0] = (struct ds4_logprob){token, (float)((double)logits[token] - norm)};
     out->n_logprob = 1;
-    if (n_top > s->n_vocab)
-        n_top = s->n_vocab;
     if (n_top == 0)
         return;
     for (int32_t i = 0; i < s->n_vocab; i++)
-        s->order[i] = i;
-    make_heap(logits, s->order, s->n_vocab);
+        ids[i] = i;
+    n_top = keep_best(logits, NULL, ids, s->n_vocab, n_top);
     for (int32_t i = 0; i < n_top; i++) {
-        int32_t id = pop_heap(logits, s->order, s->n_vocab - i);
-
-        out->logprob[out->n_logprob++] =
-            (struct ds4_logprob){id, (float)((double)logits[id] - norm)};
+        for (int32_t j = i; j > 0 && before(logits, ids[j], ids[j - 1]); j--)
+            swap(&ids[j], &ids[j - 1]);
     }
+    for (int32_t i = 0; i < n_top; i++)
+        out->logprob[out->n_logprob++] =
+            (struct ds4_logprob){ids[i], (float)((double)logits[ids[i]] - norm)};
 }
 
 /* ---- penalties, bias, masks --------------------------------------------------------------------- */
@@ -320,9 +368,11 @@ static void clamp_finite(float *logit, int32_t n)
     }
 }
 
-static bool is_allowed(const struct ds4_sampler_seq *q, int32_t id)
+static void mask_disallowed(struct ds4_sampler *s, const struct ds4_sampler_seq *q)
 {
-    return (q->allowed[id / 8] >> id % 8 & 1) != 0;
+    for (int32_t id = 0; id < s->n_vocab; id++)
+        if ((q->allowed[id / 8] >> id % 8 & 1) == 0)
+            s->logit[id] = -INFINITY;
 }
 
 static bool is_stop(const struct ds4_sampler_seq *q, int32_t id)
@@ -333,99 +383,123 @@ static bool is_stop(const struct ds4_sampler_seq *q, int32_t id)
     return false;
 }
 
-/* Hidden for now, though allowed in general. */
-static bool is_guarded(const struct ds4_sampler_seq *q, int32_t id, int32_t n_new)
+/* Ids that are hidden for now, though allowed in general. */
+struct guard {
+    int32_t n;
+    int32_t id[DS4_MAX_STOP_IDS + 1];
+    float kept[DS4_MAX_STOP_IDS + 1];
+};
+
+static struct guard guard_of(const struct ds4_sampler_seq *q, int32_t n_new)
 {
-    return (n_new < q->param.min_new_tok && is_stop(q, id)) ||
-           (n_new < q->param.think_close_guard && id == q->param.think_close_id);
+    struct guard guard = {0};
+
+    for (int32_t i = 0; n_new < q->param.min_new_tok && i < q->n_stop; i++)
+        guard.id[guard.n++] = q->stop_id[i];
+    if (n_new < q->param.think_close_guard && q->param.think_close_id >= 0)
+        guard.id[guard.n++] = q->param.think_close_id;
+    return guard;
 }
 
-/* Lists the ids that may be chosen in s->order; returns how many, at least 1. */
-static int32_t list_candidates(struct ds4_sampler *s, const struct ds4_sampler_seq *q,
-                               int32_t n_new)
+/* The row to choose from, and its best id.  A row that nothing changes is used as it is. */
+static const float *make_row(struct ds4_sampler *s, const struct ds4_sampler_seq *q,
+                             const float *logits, const int32_t *history, int32_t n_history,
+                             int32_t *best)
 {
-    int32_t n = 0;
+    const struct ds4_sampling *p = &q->param;
+    struct guard guard = guard_of(q, n_history - q->n_prompt);
+    bool penalties =
+        p->repetition_penalty != 1 || p->presence_penalty != 0 || p->frequency_penalty != 0;
 
-    for (int32_t id = 0; id < s->n_vocab; id++)
-        if (is_allowed(q, id) && !is_guarded(q, id, n_new))
-            s->order[n++] = id;
-    for (int32_t id = 0; n == 0 && id < s->n_vocab; id++)
-        if (is_allowed(q, id))
-            s->order[n++] = id;
-    return n;
+    *best = argmax(logits, s->n_vocab);
+    if (!penalties && p->n_bias == 0 && p->n_allowed == 0 && guard.n == 0)
+        return logits;
+    memcpy(s->logit, logits, (size_t)s->n_vocab * sizeof(*s->logit));
+    if (penalties)
+        penalise(s, q, history, n_history);
+    for (int32_t i = 0; i < p->n_bias; i++)
+        s->logit[p->bias_id[i]] += p->bias[i];
+    if (penalties || p->n_bias > 0)
+        clamp_finite(s->logit, s->n_vocab);
+    if (p->n_allowed > 0)
+        mask_disallowed(s, q);
+    for (int32_t i = 0; i < guard.n; i++) {
+        guard.kept[i] = s->logit[guard.id[i]];
+        s->logit[guard.id[i]] = -INFINITY;
+    }
+    *best = argmax(s->logit, s->n_vocab);
+    if (s->logit[*best] == -INFINITY) { /* nothing left: the guards give way, last set first */
+        for (int32_t i = guard.n - 1; i >= 0; i--)
+            s->logit[guard.id[i]] = guard.kept[i];
+        *best = argmax(s->logit, s->n_vocab);
+    }
+    return s->logit;
 }
 
 /* ---- choice ------------------------------------------------------------------------------------- */
 
-/* The first of ids[0..n), from the last backwards, whose running weight passes u of the whole.  Should
+/* The first of n whose running weight passes u of the whole; ids NULL: all ids in order.  Should
  * rounding keep the sum below the mark, the last one with any weight is it. */
 static int32_t draw(const float *weight, const int32_t *ids, int32_t n, double total, double u)
 {
     double mark = u * total;
     double sum = 0;
-    int32_t last = ids[n - 1];
+    int32_t last = ids != NULL ? ids[0] : 0;
 
-    for (int32_t i = n - 1; i >= 0; i--) {
-        if (weight[ids[i]] > 0)
-            last = ids[i];
-        sum += (double)weight[ids[i]];
+    for (int32_t i = 0; i < n; i++) {
+        int32_t id = ids != NULL ? ids[i] : i;
+
+        if (weight[id] > 0)
+            last = id;
+        sum += (double)weight[id];
         if (sum > mark)
             break;
     }
     return last;
 }
 
-/* The best of s->order[0..n), then drawn among what min_p, top_k and top_p leave. */
-static int32_t choose(struct ds4_sampler *s, const struct ds4_sampling *p, int32_t n, double u)
+/* Draws among what min_p, top_k and top_p leave. */
+static int32_t choose(struct ds4_sampler *s, const struct ds4_sampling *p, const float *row,
+                      int32_t best, double u)
 {
+    float *weight = s->weight;
     int32_t *ids = s->order;
-    int32_t best = ids[0];
-    int32_t kept = 0;
-    int32_t limit;
-    double total = 0;
-    double mass = 0;
+    int32_t n = 0;
+    double total, least;
 
-    for (int32_t i = 1; i < n; i++)
-        if (before(s->logit, ids[i], best))
-            best = ids[i];
-    if (p->temperature < GREEDY_BELOW)
-        return best;
-    for (int32_t i = 0; i < n; i++) { /* weight 1 is the best; min_p is relative to it */
-        int32_t id = ids[i];
-        double over = ((double)s->logit[id] - (double)s->logit[best]) / (double)p->temperature;
+    weigh(row, s->n_vocab, row[best], p->temperature, weight);
+    for (int32_t id = 0; p->min_p > 0 && id < s->n_vocab; id++)
+        if (weight[id] < p->min_p)
+            weight[id] = 0;
+    total = sum_of(weight, s->n_vocab);
+    if (p->top_k == 0 && p->top_p >= 1)
+        return draw(weight, NULL, s->n_vocab, total, u);
 
-        s->weight[id] = (float)exp(over);
-        if (s->weight[id] >= p->min_p) {
-            ids[kept++] = id;
-            total += (double)s->weight[id];
-        }
-    }
-    limit = p->top_k > 0 && p->top_k < kept ? p->top_k : kept;
-    if (limit == kept && p->top_p >= 1)
-        return draw(s->weight, ids, kept, total, u);
-
-    make_heap(s->logit, ids, kept);
-    if (limit < kept) { /* top_p is a share of what top_k leaves: pop those first */
+    /* Ids lighter than that weigh less together than what top_p drops, so that it drops them all:
+     * selection then looks at few. */
+    least = p->top_k == 0 ? (1 - (double)p->top_p) * total / s->n_vocab : 0;
+    for (int32_t id = 0; id < s->n_vocab; id++)
+        if (weight[id] > 0 && (double)weight[id] >= least)
+            ids[n++] = id;
+    if (p->top_k > 0) { /* top_p is then a share of what top_k leaves */
+        n = keep_best(row, NULL, ids, n, p->top_k);
         total = 0;
-        for (int32_t i = 0; i < limit; i++)
-            total += (double)s->weight[pop_heap(s->logit, ids, kept - i)];
-        ids += kept - limit; /* the chosen, best last */
+        for (int32_t i = 0; i < n; i++)
+            total += (double)weight[ids[i]];
     }
-    n = 0;
-    while (n < limit && (n == 0 || mass < (double)p->top_p * total)) {
-        int32_t id = limit < kept ? ids[limit - 1 - n] : pop_heap(s->logit, ids, limit - n);
-
-        mass += (double)s->weight[id];
-        n++;
+    if (p->top_p < 1) {
+        n = keep_best(row, weight, ids, n, (double)p->top_p * total);
+        total = 0;
+        for (int32_t i = 0; i < n; i++)
+            total += (double)weight[ids[i]];
     }
-    return draw(s->weight, ids + (limit - n), n, mass, u);
+    return draw(weight, ids, n, total, u);
 }
 
 void ds4_sampler_pick(struct ds4_sampler *s, int32_t slot, const float *logits,
                       const int32_t *history, int32_t n_history, struct ds4_token_entry *out)
 {
     const struct ds4_sampler_seq *q = &s->seq[slot];
-    int32_t n_new = n_history - q->n_prompt;
     int32_t token;
 
     out->flags = 0;
@@ -438,13 +512,11 @@ void ds4_sampler_pick(struct ds4_sampler *s, int32_t slot, const float *logits,
     if (q->param.force_close_at >= 0 && q->param.force_close_at == n_history) {
         token = q->param.think_close_id;
     } else {
-        memcpy(s->logit, logits, (size_t)s->n_vocab * sizeof(*s->logit));
-        penalise(s, q, history, n_history);
-        for (int32_t i = 0; i < q->param.n_bias; i++)
-            s->logit[q->bias_id[i]] += q->bias[i];
-        clamp_finite(s->logit, s->n_vocab);
-        token = choose(s, &q->param, list_candidates(s, q, n_new),
-                       ds4_sampler_uniform(q->param.seed, (uint64_t)n_history));
+        const float *row = make_row(s, q, logits, history, n_history, &token);
+
+        if (q->param.temperature >= GREEDY_BELOW)
+            token = choose(s, &q->param, row, token,
+                           ds4_sampler_uniform(q->param.seed, (uint64_t)n_history));
     }
     if (q->param.n_logprobs >= 0)
         fill_logprobs(s, logits, token, q->param.n_logprobs, out);

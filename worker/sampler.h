@@ -32,7 +32,7 @@ struct ds4_sampler {
     struct ds4_sampler_seq *seq; /* [n_slot], owned */
     float *logit;                /* [n_vocab] working copy of a row */
     float *weight;               /* [n_vocab] */
-    int32_t *order;              /* [n_vocab] candidate heap */
+    int32_t *order;              /* [n_vocab] candidates */
     int32_t *count;              /* [n_vocab], all zero between calls */
 };
 
