@@ -14,7 +14,6 @@ enum ds4_auto_switch { DS4_AUTO, DS4_ON, DS4_OFF };
 enum ds4_effort_setting { DS4_THINK_OFF, DS4_THINK_LOW, DS4_THINK_HIGH, DS4_THINK_MAX };
 enum ds4_content_specials { DS4_SPECIALS_PLAIN, DS4_SPECIALS_REFERENCE };
 enum ds4_reasoning_field { DS4_REASONING_BOTH, DS4_REASONING_CONTENT, DS4_REASONING_SHORT };
-enum ds4_loop_recovery { DS4_LOOP_NUDGE, DS4_LOOP_REOPEN, DS4_LOOP_OFF };
 enum ds4_backend_kind { DS4_BACKEND_CPU, DS4_BACKEND_CUDA };
 /* Instruction set of the CPU backend; AUTO takes the best the machine has.  Results do not depend on
  * it. */
@@ -24,6 +23,5 @@ enum ds4_stream_dtype { DS4_STREAM_AUTO, DS4_STREAM_F32, DS4_STREAM_BF16 };
 /* How products with weights are formed.  EXACT: f32 activations.  FAST: activations quantised to int8
  * blocks (f32 scale per 32 or per 256 by weight type); error bound in kernels/cpu/README.md. */
 enum ds4_products { DS4_PRODUCTS_EXACT, DS4_PRODUCTS_FAST };
-enum ds4_determinism { DS4_DETERMINISM_AUTO, DS4_DETERMINISM_STRICT };
 
 #endif

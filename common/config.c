@@ -448,20 +448,6 @@ int32_t ds4_config_stages(const struct ds4_config *config)
     return config->cluster.partition.n > 0 ? config->cluster.partition.n : 1;
 }
 
-/* The host of "host:port", which may be in brackets. */
-static bool listener_is_loopback(const char *listen)
-{
-    char host[64];
-    const char *colon = strrchr(listen, ':');
-    size_t len = colon == NULL ? strlen(listen) : (size_t)(colon - listen);
-
-    if (len >= sizeof(host))
-        return false;
-    memcpy(host, listen, len);
-    host[len] = '\0';
-    return ds4_config_is_loopback(host);
-}
-
 static bool is_tcp(const char *endpoint)
 {
     return strncmp(endpoint, "tcp://", strlen("tcp://")) == 0;
@@ -477,16 +463,9 @@ static int check_access(const struct ds4_config *config, struct ds4_err *err)
             "http.listen is %.64s, a public address: set http.keys_file, or http.open = "
             "true to serve everyone",
             config->http.listen);
-    if (config->metrics.listen[0] != '\0' && !listener_is_loopback(config->metrics.listen) &&
-        !has_keys && !config->metrics.open)
+    if (is_tcp(config->cluster.steps_endpoint) && config->cluster.curve_dir[0] == '\0')
         return ds4_fail(err, DS4_E_INVALID,
-                        "metrics.listen is %.64s, a public address: set http.keys_file, or "
-                        "metrics.open = true",
-                        config->metrics.listen);
-    if ((is_tcp(config->cluster.steps_endpoint) || is_tcp(config->cluster.reply_endpoint)) &&
-        config->cluster.curve_dir[0] == '\0')
-        return ds4_fail(err, DS4_E_INVALID,
-                        "cluster endpoints on tcp need the keys of cluster.curve_dir");
+                        "cluster.steps_endpoint on tcp needs the keys of cluster.curve_dir");
     return 0;
 }
 
@@ -504,8 +483,6 @@ int ds4_config_check(const struct ds4_config *config, struct ds4_err *err)
                         config->cluster.lost_ms, config->cluster.heartbeat_ms);
     if (config->sampling.top_p <= 0)
         return ds4_fail(err, DS4_E_INVALID, "sampling.top_p is 0, must be in (0, 1]");
-    if (config->kv.disk_mb > 0 && config->kv.disk_path[0] == '\0')
-        return ds4_fail(err, DS4_E_INVALID, "kv.disk_mb is set, but kv.disk_path is empty");
     return 0;
 }
 

@@ -53,12 +53,9 @@ struct ds4_config {
         int32_t queue_header_ms;
         int64_t out_buf;
         int32_t slow_client_s;
-        int32_t sse_coalesce_ms;
         int32_t max_n;
         bool ds4_field;
-        bool nonstream_pad;
         struct ds4_config_texts cors_origins;
-        int32_t store_max;
     } http;
     struct {
         char *path;
@@ -72,7 +69,6 @@ struct ds4_config {
         int32_t stages;
         char *endpoint_dir;
         char *steps_endpoint;
-        char *reply_endpoint;
         char *curve_dir;
         unsigned int pipe; /* enum ds4_pipe_kind */
         int32_t heartbeat_ms;
@@ -98,9 +94,6 @@ struct ds4_config {
     } sampling;
     struct {
         unsigned int quant_sim; /* enum ds4_auto_switch */
-        int64_t host_mb;
-        int64_t disk_mb;
-        char *disk_path;
         int32_t blocks;
         int32_t hot_window;
     } kv;
@@ -111,7 +104,6 @@ struct ds4_config {
     } think;
     struct {
         unsigned int content_specials; /* enum ds4_content_specials */
-        bool reasoning_memory;
         bool escape_param_close;
     } prompt;
     struct {
@@ -120,24 +112,6 @@ struct ds4_config {
         bool dsml_heal_xml;
         int64_t dsml_hold_max;
     } parse;
-    struct {
-        bool soup;
-        int32_t soup_streak;
-        int32_t soup_total;
-        bool repetition;
-        int32_t rep_streak;
-        int32_t rep_window;
-        bool rep_fuzzy;
-        int32_t fuzzy_min_lines;
-        int32_t fuzzy_min_hits;
-        int32_t fuzzy_prefix_words;
-        double fuzzy_overlap;
-        int32_t block_tok;
-        unsigned int recovery; /* enum ds4_loop_recovery */
-        int32_t recovery_max;
-        char *nudge_text;
-        char *reopen_text;
-    } loop;
     struct {
         unsigned int backend; /* enum ds4_backend_kind */
         int32_t threads;
@@ -149,14 +123,10 @@ struct ds4_config {
         unsigned int products; /* enum ds4_products */
     } numerics;
     struct {
-        unsigned int deterministic; /* enum ds4_determinism */
-    } kernel;
-    struct {
         int32_t step_s;
         int32_t prefill_s;
     } watchdog;
     struct {
-        char *listen;
         bool open;
     } metrics;
     struct {

@@ -45,14 +45,9 @@ const struct ds4_setting ds4_settings[] = {
     NUM(http, out_buf, "1048576", 4 * KIB, GIB, "bytes",
         "output kept for a slow reader before its sequence pauses"),
     NUM(http, slow_client_s, "60", 1, 86400, "s", "a paused sequence is cancelled after so long"),
-    NUM(http, sse_coalesce_ms, "0", 0, 1000, "ms", "collect tokens for so long into one event"),
     NUM(http, max_n, "8", 1, 64, "", "largest n of a request"),
     TXT(http, ds4_field, "true", "add the ds4 object to response bodies"),
-    TXT(http, nonstream_pad, "false",
-        "send headers and newlines ahead of a slow non-stream answer"),
     TXT(http, cors_origins, "", "origins allowed by CORS; \"*\" = any; empty = CORS off"),
-    NUM(http, store_max, "256", 0, 65536, "",
-        "answers of /v1/responses kept for previous_response_id"),
 
     TXT(model, path, "", "GGUF file (first part), or synth:SHAPE:QUANT:SEED"),
     TXT(model, name, "deepseek-v4-flash", "name in /v1/models and in answers"),
@@ -69,9 +64,7 @@ const struct ds4_setting ds4_settings[] = {
     TXT(cluster, endpoint_dir, "/run/ds4",
         "folder (mode 0700) of the ipc sockets between router and workers"),
     TXT(cluster, steps_endpoint, "",
-        "where the router sends steps; empty = ipc in endpoint_dir; tcp:// needs curve_dir"),
-    TXT(cluster, reply_endpoint, "",
-        "where the router receives; empty = ipc in endpoint_dir; tcp:// needs curve_dir"),
+        "where router and workers meet; empty = ipc in endpoint_dir; tcp:// needs curve_dir"),
     TXT(cluster, curve_dir, "", "folder of the ZeroMQ CURVE keys"),
     ONE(cluster, pipe, "auto", "auto|shm|nccl",
         "how activations travel between stages; auto = nccl for cuda, else shm"),
@@ -100,9 +93,6 @@ const struct ds4_setting ds4_settings[] = {
 
     ONE(kv, quant_sim, "auto", "auto|on|off",
         "round the cache as the checkpoint was trained; auto = on for real checkpoints"),
-    NUM(kv, host_mb, "8192", 0, 16777216, "MiB", "host memory for cached prefixes"),
-    NUM(kv, disk_mb, "0", 0, 1073741824, "MiB", "disk space for cached prefixes; 0 = off"),
-    TXT(kv, disk_path, "/var/lib/ds4/kv", "folder of the disk tier"),
     NUM(kv, blocks, "0", 0, INT32_MAX, "", "cache blocks on the device; 0 = as many as fit"),
     NUM(kv, hot_window, "120", 0, 128, "tokens", "a sequence can be cut back so far in place"),
 
@@ -113,7 +103,6 @@ const struct ds4_setting ds4_settings[] = {
 
     ONE(prompt, content_specials, "plain", "plain|reference",
         "special tokens inside message text: plain = text only"),
-    TXT(prompt, reasoning_memory, "true", "restore reasoning that a client did not send back"),
     TXT(prompt, escape_param_close, "false",
         "escape closing tags inside arguments (differs from the reference)"),
 
@@ -123,29 +112,6 @@ const struct ds4_setting ds4_settings[] = {
     TXT(parse, dsml_heal_xml, "true", "read tool calls written as plain XML"),
     NUM(parse, dsml_hold_max, "8388608", KIB, GIB, "bytes",
         "longest text held back as a possible tool call"),
-
-    TXT(loop, soup, "true", "watch for repeated control tags"),
-    NUM(loop, soup_streak, "12", 1, 10000, "blocks",
-        "one tag in so many blocks in a row is a loop"),
-    NUM(loop, soup_total, "18", 1, 10000, "blocks",
-        "one tag in so many blocks of a turn is a loop"),
-    TXT(loop, repetition, "true", "watch for repeated lines"),
-    NUM(loop, rep_streak, "6", 1, 10000, "blocks",
-        "so many blocks with repeated lines in a row are a loop"),
-    NUM(loop, rep_window, "160", 16, 65536, "tokens", "text looked at for repeated lines"),
-    TXT(loop, rep_fuzzy, "true", "watch for lines that repeat with small changes"),
-    NUM(loop, fuzzy_min_lines, "8", 1, 10000, "lines", "fewer lines in the window are not judged"),
-    NUM(loop, fuzzy_min_hits, "15", 1, 10000, "lines",
-        "lines with the same beginning that make a repeat"),
-    NUM(loop, fuzzy_prefix_words, "2", 1, 16, "words", "length of that beginning"),
-    NUM(loop, fuzzy_overlap, "0.35", 0, 1, "",
-        "share of those lines that have a further word in common"),
-    NUM(loop, block_tok, "5", 1, 1024, "tokens", "the watch runs after so many new tokens"),
-    ONE(loop, recovery, "nudge", "nudge|reopen|off",
-        "what a loop leads to: a nudge text, a new turn, or the end"),
-    NUM(loop, recovery_max, "2", 0, 100, "", "recoveries per turn"),
-    TXT(loop, nudge_text, "", "text of a nudge; empty = built in"),
-    TXT(loop, reopen_text, "", "text of a reopened turn; empty = built in"),
 
     ONE(worker, backend, "cpu", "cpu|cuda", "what computes"),
     NUM(worker, threads, "0", 0, 1024, "", "threads of the CPU backend; 0 = one per core"),
@@ -158,14 +124,10 @@ const struct ds4_setting ds4_settings[] = {
     ONE(numerics, products, "exact", "exact|fast",
         "CPU products: f32 activations, or int8 within a stated tolerance"),
 
-    ONE(kernel, deterministic, "auto", "auto|strict", "strict = one kernel for every row count"),
-
     NUM(watchdog, step_s, "30", 1, 3600, "s",
         "a decode step without progress for so long ends the worker"),
     NUM(watchdog, prefill_s, "120", 1, 3600, "s", "the same for a prefill step"),
 
-    TXT(metrics, listen, "",
-        "address:port of a listener of its own for /metrics; empty = on the API's only"),
     TXT(metrics, open, "false", "serve /metrics on a public address without a key"),
 
     ONE(log, level, "info", "error|warn|info|debug", "least important lines to write"),

@@ -48,8 +48,6 @@ static void defaults_are_those_of_the_design(void **state)
     assert_int_equal(config->sched.queue_max, 64);
     assert_int_equal(config->sched.queue_s, 120);
     assert_true(config->sampling.temperature == 1.0 && config->sampling.top_p == 1.0);
-    assert_int_equal(config->kv.host_mb, 8192);
-    assert_int_equal(config->kv.disk_mb, 0);
     assert_int_equal(config->think.default_effort, DS4_THINK_HIGH);
     assert_int_equal(config->think.max_min_context, 393216);
     assert_int_equal(config->cluster.partition.n, 0);
@@ -198,13 +196,10 @@ static void contradictions_are_found(void **state)
     static const char *const cases[][2] = {
         {"http { listen = 0.0.0.0 }", "http.listen is 0.0.0.0, a public address"},
         {"http { listen = \"::\" }", "http.listen is ::, a public address"},
-        {"http { listen = 0.0.0.0 open = true } metrics { listen = \"0.0.0.0:9401\" }",
-         "metrics.listen"},
         {"http { open = false } cluster { steps_endpoint = \"tcp://10.0.0.1:7000\" }", "curve_dir"},
         {"cluster { steps_endpoint = \"\" partition = {1, 2} stages = 3 }", "cluster.stages is 3"},
         {"cluster { stages = 2 lost_ms = 600 heartbeat_ms = 500 }", "cluster.lost_ms"},
         {"sampling { top_p = 0 }", "sampling.top_p"},
-        {"kv { disk_mb = 5 disk_path = \"\" }", "kv.disk_path"},
     };
     struct ds4_config config;
     struct ds4_err err = {0};
@@ -286,7 +281,7 @@ static void choices_have_names(void **state)
     (void)state;
     assert_string_equal(ds4_config_choice("model.release", DS4_RELEASE_V4_0731), "v4_0731");
     assert_string_equal(ds4_config_choice("model.release", DS4_RELEASE_UNSET), "");
-    assert_string_equal(ds4_config_choice("loop.recovery", DS4_LOOP_OFF), "off");
+    assert_string_equal(ds4_config_choice("think.default", DS4_THINK_OFF), "off");
     assert_string_equal(ds4_config_choice("parse.reasoning_field", DS4_REASONING_SHORT),
                         "reasoning");
     assert_string_equal(ds4_config_choice("worker.isa", DS4_ISA_AVX512), "avx512");
