@@ -75,7 +75,7 @@ const struct ds4_setting ds4_settings[] = {
         "a stage away for so long makes the cluster failed"),
     NUM(cluster, fresh_ms, "15000", 100, 3600000, "ms",
         "ready only while the newest step is younger"),
-    NUM(cluster, hold_s, "20", 0, 3600, "s", "new requests wait so long for a recovering cluster"),
+    NUM(cluster, hold_s, "20", 1, 3600, "s", "new requests wait so long for a recovering cluster"),
     NUM(cluster, drain_s, "120", 0, 3600, "s", "running requests get so long to finish at a stop"),
 
     NUM(sched, max_seqs, "8", 1, 1024, "", "sequences running at once"),

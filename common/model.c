@@ -222,9 +222,10 @@ static int read_clamp(const struct ds4_gguf *meta, const char *name, int32_t n_l
 {
     char key[KEY_BYTES];
     const struct ds4_gguf_kv *kv = ds4_gguf_find(meta, full_key(key, name));
-    float scalar;
+    bool per_layer = kv != NULL && kv->is_array;
+    float scalar = 0;
 
-    if (kv == NULL || !kv->is_array) {
+    if (!per_layer) {
         if (ds4_gguf_get_f32(meta, key, &scalar, err))
             return -1;
     } else {
@@ -237,7 +238,7 @@ static int read_clamp(const struct ds4_gguf *meta, const char *name, int32_t n_l
                             kv->n, n_layer);
     }
     for (int32_t l = 0; l < n_layer; l++) {
-        out[l] = kv->is_array ? (float)ds4_gguf_float_at(kv, (uint64_t)l) : scalar;
+        out[l] = per_layer ? (float)ds4_gguf_float_at(kv, (uint64_t)l) : scalar;
         if (!isfinite(out[l]) || out[l] <= 0)
             return ds4_fail(err, DS4_E_INVALID,
                             "metadata key %s: layer %" PRId32 " has %g, must be above 0", key, l,

@@ -121,6 +121,7 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
         .vocab = app->shape.n_vocab,
         .step_ms = c->watchdog.step_s * 1000,
         .prefill_ms = c->watchdog.prefill_s * 1000,
+        .probe_ms = c->sched.probe_ms,
         .metrics = app->metrics,
     };
     const struct ds4_cluster_config cluster = {
@@ -128,6 +129,9 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
         .context_tok = c->model.context,
         .n_blocks = c->kv.blocks,
         .lost_ms = c->cluster.lost_ms,
+        .form_ms = c->cluster.form_ms,
+        .away_ms = c->cluster.away_ms,
+        .fresh_ms = c->cluster.fresh_ms,
         .hold_ms = c->cluster.hold_s * 1000,
         .first_generation = (uint32_t)(ds4_clock_unix_ns() / DS4_NS_PER_SEC),
         .metrics = app->metrics,

@@ -249,13 +249,11 @@ static void set_shape(struct ds4_plan *plan, const struct ds4_plan_request *rq)
 static int shrink_context(struct ds4_plan *plan, const struct ds4_plan_request *rq,
                           struct ds4_err *err)
 {
-    int32_t context = plan->context_tok;
-
     while (blocks_that_fit(plan) < plan->kv.table_blocks) {
         int32_t fit = blocks_that_fit(plan);
-
         /* Scratch falls with the context, so the next try can only fit better. */
-        context = (fit - 1) * DS4_BLOCK_TOK;
+        int32_t context = (fit - 1) * DS4_BLOCK_TOK;
+
         if (fit < 2 || context < MIN_CONTEXT)
             return does_not_fit(plan, table_blocks(MIN_CONTEXT), err);
         size_fixed(plan, rq, context);

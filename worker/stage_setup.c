@@ -199,6 +199,7 @@ struct ds4_stage *ds4_stage_new(const struct ds4_stage_config *config, ds4_progr
                                 void *progress_arg, struct ds4_err *err)
 {
     struct ds4_stage *st = calloc(1, sizeof(*st));
+    const struct ds4_weights_progress report = {progress, progress_arg};
     struct ds4_weights_request weights;
     struct ds4_weights_size size;
     void *area;
@@ -217,8 +218,8 @@ struct ds4_stage *ds4_stage_new(const struct ds4_stage_config *config, ds4_progr
     if (config->planned != NULL)
         config->planned(config->planned_arg, st);
     weights = weights_request(st, &st->plan.part, config->load);
-    if (ds4_stage_weights_load(&st->weights, &weights, &size, st->backend, st->dev, area, progress,
-                               progress_arg, err) != 0)
+    if (ds4_stage_weights_load(&st->weights, &weights, &size, st->backend, st->dev, area, &report,
+                               err) != 0)
         goto fail;
     return st;
 fail:

@@ -31,8 +31,7 @@ struct walk {
     uint8_t *staging; /* STAGING_BYTES host bytes for devices with their own memory */
     struct ds4_weights_size used;
     size_t total_bytes;
-    void (*progress)(void *arg, int64_t loaded, int64_t total);
-    void *progress_arg;
+    struct ds4_weights_progress progress;
     char prefix[32]; /* "blk.7." */
 };
 
@@ -63,9 +62,9 @@ static uint8_t *reserve(struct walk *k, size_t bytes)
 
 static void report(struct walk *k)
 {
-    if (k->area != NULL && k->progress != NULL)
-        k->progress(k->progress_arg, (int64_t)(k->used.device_bytes + k->used.mapped_bytes),
-                    (int64_t)k->total_bytes);
+    if (k->area != NULL && k->progress.call != NULL)
+        k->progress.call(k->progress.arg, (int64_t)(k->used.device_bytes + k->used.mapped_bytes),
+                         (int64_t)k->total_bytes);
 }
 
 static int copy_in(struct walk *k, const struct ds4_tensor_info *info, uint8_t *dst,
@@ -446,16 +445,14 @@ int ds4_stage_weights_measure(const struct ds4_weights_request *request,
 int ds4_stage_weights_load(struct ds4_stage_weights *w, const struct ds4_weights_request *request,
                            const struct ds4_weights_size *size, const struct ds4_backend *backend,
                            struct ds4_device *dev, void *area,
-                           void (*progress)(void *arg, int64_t loaded, int64_t total),
-                           void *progress_arg, struct ds4_err *err)
+                           const struct ds4_weights_progress *progress, struct ds4_err *err)
 {
     struct walk k = {.rq = request,
                      .backend = backend,
                      .dev = dev,
                      .area = area,
                      .total_bytes = size->device_bytes + size->mapped_bytes,
-                     .progress = progress,
-                     .progress_arg = progress_arg};
+                     .progress = *progress};
     int result;
 
     if (alloc_layers(w, request, err) != 0)

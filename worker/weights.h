@@ -99,13 +99,19 @@ struct ds4_weights_size {
 int ds4_stage_weights_measure(const struct ds4_weights_request *request,
                               struct ds4_weights_size *size, struct ds4_err *err) DS4_MUST_CHECK;
 
-/* Loads into `area`, device memory of size->device_bytes (borrowed, as is the mapping).  progress is
- * called with bytes of device and mapped weights together.  Owns its tables: deinit. */
+/* Who is told how far loading is: bytes of device and mapped weights together. */
+struct ds4_weights_progress {
+    void (*call)(void *arg, int64_t loaded, int64_t total); /* NULL = nobody */
+    void *arg;
+};
+
+/* Loads into `area`, device memory of size->device_bytes (borrowed, as is the mapping).  Owns its
+ * tables: deinit. */
 int ds4_stage_weights_load(struct ds4_stage_weights *w, const struct ds4_weights_request *request,
                            const struct ds4_weights_size *size, const struct ds4_backend *backend,
                            struct ds4_device *dev, void *area,
-                           void (*progress)(void *arg, int64_t loaded, int64_t total),
-                           void *progress_arg, struct ds4_err *err) DS4_MUST_CHECK;
+                           const struct ds4_weights_progress *progress,
+                           struct ds4_err *err) DS4_MUST_CHECK;
 void ds4_stage_weights_deinit(struct ds4_stage_weights *w);
 
 #endif

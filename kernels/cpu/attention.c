@@ -151,7 +151,7 @@ static void attend(void *ctx, int32_t item, int32_t thread)
 
 void ds4_cpu_attention(struct ds4_device *dev, const struct ds4_attention_args *a)
 {
-    int32_t n_tok = a->batch->n_tok, n_head = a->q.shape[1], most = 1;
+    int32_t n_tok = a->batch->n_tok, n_head = a->q.shape[1], most = 0;
     int32_t threads = ds4_pool_threads(dev->pool), fit, share;
     struct job job = {.dev = dev, .a = a};
 
@@ -163,6 +163,8 @@ void ds4_cpu_attention(struct ds4_device *dev, const struct ds4_attention_args *
 
         most = n > most ? n : most;
     }
+    if (most < 1)
+        most = 1; /* no token is active */
     /* All heads of a query share the decoded rows, unless there are too few queries. */
     fit = DS4_ATTENTION_FLOATS / most;
     share = n_tok >= threads ? n_head : (n_head * n_tok + threads - 1) / threads;

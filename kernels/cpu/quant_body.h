@@ -197,7 +197,7 @@ static void unpack_q6_k(const uint8_t *b, struct unpacked *u)
 
     u->d = read_f16(b + 208);
     for (int g = 0; g < DS4_N_GROUP; g++)
-        u->scale[g] = (int8_t)b[192 + g];
+        u->scale[g] = (int8_t)b[192 + g]; /* NOLINT(bugprone-signed-char-misuse): signed */
     for (int h = 0; h < 2; h++) {
         for (int k = 0; k < 4; k++) {
             for (int l = 0; l < 32; l++) {

@@ -55,22 +55,20 @@ static bool is_think_tag(const struct ds4_vocab *vocab, int32_t id)
 
 void ds4_logprobs_decide(struct ds4_choice *choice, const struct ds4_events *events)
 {
-    struct ds4_buf *items = NULL;
-    bool markup = false;
+    bool content = false, reasoning = false, markup = false;
+    struct ds4_buf *items;
 
     for (size_t i = 0; i < events->list.len; i++) {
         enum ds4_event_kind kind = events->list.ptr[i].kind;
 
-        if (kind == DS4_EVENT_CONTENT)
-            items = &choice->logprobs_content;
-        else if (kind == DS4_EVENT_REASONING && items == NULL)
-            items = &choice->logprobs_reasoning;
-        else if (kind != DS4_EVENT_REASONING)
-            markup = true;
+        content |= kind == DS4_EVENT_CONTENT;
+        reasoning |= kind == DS4_EVENT_REASONING;
+        markup |= kind != DS4_EVENT_CONTENT && kind != DS4_EVENT_REASONING;
     }
-    if (items == NULL && !markup)
+    if (!content && !reasoning && !markup)
         return;
-    for (size_t i = 0; items != NULL && i < choice->undecided.len; i++)
+    items = content ? &choice->logprobs_content : &choice->logprobs_reasoning;
+    for (size_t i = 0; (content || reasoning) && i < choice->undecided.len; i++)
         if (!is_think_tag(choice->answer->context->vocab, choice->undecided.ptr[i].token[0]))
             append_item(items, choice->answer->context->vocab, &choice->undecided.ptr[i],
                         choice->req->sampling.n_logprobs);
