@@ -38,6 +38,7 @@ char *ds4_buf_reserve(struct ds4_buf *buf, size_t n)
     grown = realloc(buf->ptr, cap);
     if (grown == NULL) {
         buf->failed = true;
+        buf->no_memory = true;
         return NULL;
     }
     buf->ptr = grown;
@@ -122,6 +123,7 @@ void ds4_buf_truncate(struct ds4_buf *buf, size_t len)
 void ds4_buf_clear(struct ds4_buf *buf)
 {
     buf->failed = false;
+    buf->no_memory = false;
     ds4_buf_truncate(buf, 0);
 }
 
@@ -129,7 +131,7 @@ int ds4_buf_check(const struct ds4_buf *buf, const char *what, struct ds4_err *e
 {
     if (!buf->failed)
         return 0;
-    if (buf->cap < buf->max_bytes && buf->len < buf->max_bytes / 2)
+    if (buf->no_memory)
         return ds4_fail(err, DS4_E_NOMEM, "%s: no memory past %zu bytes", what, buf->len);
     return ds4_fail(err, DS4_E_TOO_LONG, "%s: longer than %zu bytes", what, buf->max_bytes);
 }

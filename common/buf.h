@@ -18,6 +18,7 @@ struct ds4_buf {
     size_t cap;
     size_t max_bytes;
     bool failed;
+    bool no_memory; /* why it failed: memory, not the maximum */
 };
 
 /* Storage is the caller's; no allocation happens before the first append. */

@@ -116,6 +116,21 @@ static void a_buffer_grows_to_its_maximum_and_no_further(void **state)
     ds4_buf_deinit(&buf);
 }
 
+static void one_large_append_past_the_maximum_is_too_long_not_out_of_memory(void **state)
+{
+    struct ds4_buf buf;
+    struct ds4_err err = {0};
+    char large[400] = {0};
+
+    (void)state;
+    ds4_buf_init(&buf, 300);
+    assert_int_equal(ds4_buf_append(&buf, "short", 5), 0);
+    assert_int_equal(ds4_buf_append(&buf, large, sizeof(large)), -1);
+    assert_int_equal(ds4_buf_check(&buf, "text", &err), -1);
+    assert_int_equal(err.code, DS4_E_TOO_LONG);
+    ds4_buf_deinit(&buf);
+}
+
 static void buffers_consume_truncate_and_give_away(void **state)
 {
     struct ds4_buf buf;
@@ -235,6 +250,7 @@ int main(void)
         cmocka_unit_test(size_arithmetic_does_not_wrap),
         cmocka_unit_test(views_compare_find_and_trim),
         cmocka_unit_test(a_buffer_grows_to_its_maximum_and_no_further),
+        cmocka_unit_test(one_large_append_past_the_maximum_is_too_long_not_out_of_memory),
         cmocka_unit_test(buffers_consume_truncate_and_give_away),
         cmocka_unit_test(an_arena_is_zeroed_aligned_and_bounded),
         cmocka_unit_test(resetting_an_arena_frees_what_came_after_the_mark),
