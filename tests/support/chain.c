@@ -45,7 +45,8 @@ struct ds4_stage_config chain_config(const struct chain_options *options, int32_
     config.context_tok = options->context_tok > 0 ? options->context_tok : CONTEXT_TOK;
     config.device.isa = options->isa;
     config.device.n_thread = options->n_thread > 0 ? options->n_thread : 1;
-    config.device.products = DS4_PRODUCTS_EXACT;
+    config.device.products = options->products;
+    config.stream = options->stream;
     return config;
 }
 

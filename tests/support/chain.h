@@ -24,6 +24,8 @@ struct chain_options {
     enum ds4_isa isa;
     enum ds4_auto_switch quant_sim;
     enum ds4_load load;
+    enum ds4_products products;
+    enum ds4_stream_dtype stream;
     int32_t n_thread;    /* 0: 1; programs of a test run share the cores */
     int32_t context_tok; /* 0: 3072 */
 };

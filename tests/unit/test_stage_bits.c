@@ -294,6 +294,52 @@ static void rounded_caches_keep_the_promise_too(void **state)
     run_whole("rounded, 8 stages, scalar", &options, 2 * BIG_CHUNK);
 }
 
+/* ---- other modes of the CPU ----------------------------------------------------------------------- */
+
+/* The first EARLY_TOK tokens on one stage in one step, and on three stages in chunks of 9. */
+static void check_mode(const char *what, const struct chain_options *mode)
+{
+    struct chain_options options = *mode;
+    struct chain *c = chain_new(&options);
+    uint8_t *want = calloc(EARLY_TOK, c->row_bytes);
+    uint8_t *got = calloc(EARLY_TOK, c->row_bytes);
+
+    assert_non_null(want);
+    assert_non_null(got);
+    open_slot(c, 0, 1, text.ids, EARLY_TOK);
+    chain_residual(c, EARLY_TOK, want);
+    assert_memory_not_equal(want, text.plain, EARLY_TOK * c->row_bytes); /* the mode is on */
+    chain_free(c);
+
+    options.n_stage = 3;
+    c = chain_new(&options);
+    open_slot(c, 0, 1, text.ids, 4);
+    chain_residual(c, 4, got);
+    for (int32_t base = 4; base < EARLY_TOK; base += 9) {
+        struct chain_part part = {.base_pos = base, .token = text.ids + base};
+
+        part.n_tok = EARLY_TOK - base < 9 ? EARLY_TOK - base : 9;
+        chain_step(c, NULL, 0, &part, 1);
+        chain_residual(c, part.n_tok, got + (size_t)base * c->row_bytes);
+    }
+    for (size_t t = 0; t < EARLY_TOK; t++)
+        if (memcmp(got + t * c->row_bytes, want + t * c->row_bytes, c->row_bytes) != 0)
+            fail_msg("%s: row %zu differs", what, t);
+    chain_free(c);
+    free(got);
+    free(want);
+}
+
+static void fast_products_and_bf16_streams_keep_the_promise_too(void **state)
+{
+    struct chain_options fast = {.quant_sim = DS4_OFF, .products = DS4_PRODUCTS_FAST};
+    struct chain_options bf16 = {.quant_sim = DS4_OFF, .stream = DS4_STREAM_BF16};
+
+    (void)state;
+    check_mode("fast products", &fast);
+    check_mode("bf16 streams", &bf16);
+}
+
 /* ---- truncation --------------------------------------------------------------------------------- */
 
 /* Rows that must not be read after a truncation to m become NaN: compressed rows from m / ratio on. */
@@ -439,6 +485,7 @@ int main(void)
         cmocka_unit_test(instruction_sets_threads_and_loading_do_not_matter),
         cmocka_unit_test(neighbours_do_not_matter),
         cmocka_unit_test(rounded_caches_keep_the_promise_too),
+        cmocka_unit_test(fast_products_and_bf16_streams_keep_the_promise_too),
         cmocka_unit_test(a_truncated_sequence_continues_like_a_cold_one),
         cmocka_unit_test(stacked_truncations_leave_no_trace),
         cmocka_unit_test(a_new_turn_on_a_kept_slot_continues_like_a_cold_one),
