@@ -149,27 +149,32 @@ static void attend(void *ctx, int32_t item, int32_t thread)
     }
 }
 
+static int32_t heads_that_fit(int32_t n_row)
+{
+    return n_row < DS4_ATTENTION_FLOATS && n_row > 0 ? DS4_ATTENTION_FLOATS / n_row : 1;
+}
+
 void ds4_cpu_attention(struct ds4_device *dev, const struct ds4_attention_args *a)
 {
-    int32_t n_tok = a->batch->n_tok, n_head = a->q.shape[1], most = 0;
-    int32_t threads = ds4_pool_threads(dev->pool), fit, share;
+    int32_t n_tok = a->batch->n_tok, n_head = a->q.shape[1], most = 1;
+    int32_t threads = ds4_pool_threads(dev->pool), share;
     struct job job = {.dev = dev, .a = a};
 
     assert(a->q.dtype == DS4_DTYPE_F32 && a->kv.dtype == DS4_DTYPE_F32 &&
            a->o.dtype == DS4_DTYPE_F32 && a->q.n_dim == 3 && a->o.n_dim == 3);
     assert(a->ratio == 0 || a->pages.data != NULL);
+    if (n_tok == 0)
+        return;
     for (int32_t t = 0; t < n_tok; t++) {
         int32_t n = ds4_cpu_active(a->batch, t) ? view_of(a, t).n_row : 0;
 
         most = n > most ? n : most;
     }
-    if (most < 1)
-        most = 1; /* no token is active */
     /* All heads of a query share the decoded rows, unless there are too few queries. */
-    fit = DS4_ATTENTION_FLOATS / most;
     share = n_tok >= threads ? n_head : (n_head * n_tok + threads - 1) / threads;
-    job.heads_per_item = share < fit ? share : fit;
-    job.heads_per_item = job.heads_per_item < 1 ? 1 : job.heads_per_item;
+    job.heads_per_item = heads_that_fit(most);
+    if (job.heads_per_item > share)
+        job.heads_per_item = share;
     job.items_per_tok = (n_head + job.heads_per_item - 1) / job.heads_per_item;
     job.scale = (float)(1.0 / sqrt((double)a->kv.shape[1]));
     job.scratch = ds4_cpu_scratch(dev, ds4_cpu_attention_need(most, a->kv.shape[1]));

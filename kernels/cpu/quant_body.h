@@ -65,6 +65,12 @@ static inline ds4_v16b high_nibbles(ds4_v16b v)
     return v >> 4 & 15;
 }
 
+/* table[index] for sixteen indices below 16. */
+static inline ds4_v16b look_up_16(ds4_v16b table, ds4_v16b index)
+{
+    return (ds4_v16b)_mm_shuffle_epi8((__m128i)table, (__m128i)index);
+}
+
 /* One vector of signed bytes as integers: the one conversion that gcc 12 takes apart byte by byte. */
 static inline ds4_vi widen(const int8_t *q)
 {
@@ -197,7 +203,7 @@ static void unpack_q6_k(const uint8_t *b, struct unpacked *u)
 
     u->d = read_f16(b + 208);
     for (int g = 0; g < DS4_N_GROUP; g++)
-        u->scale[g] = (int8_t)b[192 + g]; /* NOLINT(bugprone-signed-char-misuse): signed */
+        u->scale[g] = (b[192 + g] ^ 128) - 128; /* a signed byte */
     for (int h = 0; h < 2; h++) {
         for (int k = 0; k < 4; k++) {
             for (int l = 0; l < 32; l++) {
@@ -301,8 +307,8 @@ unpack_small(enum ds4_dtype dtype, const uint8_t *b, int8_t *room, const int8_t 
         store_16b(room + 16, high_nibbles(load_16b(b + 2)) - 8);
         return read_f16(b);
     default: /* MXFP4 */
-        store_16b(room, __builtin_shuffle(mxfp4_value, low_nibbles(load_16b(b + 1))));
-        store_16b(room + 16, __builtin_shuffle(mxfp4_value, high_nibbles(load_16b(b + 1))));
+        store_16b(room, look_up_16(mxfp4_value, low_nibbles(load_16b(b + 1))));
+        store_16b(room + 16, look_up_16(mxfp4_value, high_nibbles(load_16b(b + 1))));
         return mxfp4_scale(b[0]);
     }
 }
@@ -405,7 +411,7 @@ static inline int32_t int_dot(const int16_t *a, const int8_t *b, int n)
     int32_t sum = 0;
 
     for (int i = 0; i < n; i++) {
-        int16_t wide = b[i];
+        int16_t wide = b[i]; /* NOLINT(bugprone-signed-char-misuse): b holds signed numbers */
 
         sum += (int32_t)a[i] * (int32_t)wide;
     }

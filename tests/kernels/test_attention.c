@@ -220,12 +220,27 @@ static void a_nan_row_shows_in_every_query_that_sees_it_and_no_other(void **stat
     ds4_test_close(devs, n_dev);
 }
 
+static void a_step_without_rows_is_fine(void **state)
+{
+    static struct world w;
+    struct ds4_test_dev devs[DS4_TEST_MAX_DEVS];
+    int n_dev = ds4_test_open(devs, DS4_PRODUCTS_EXACT);
+
+    (void)state;
+    fill(&shapes[1], &w);
+    for (int v = 0; v < n_dev; v++)
+        step(devs[v].dev, &shapes[1], &w, 0, 0);
+    assert_true(w.o[0] == 0.0f);
+    ds4_test_close(devs, n_dev);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_query_matches_one_softmax_over_window_and_rows),
         cmocka_unit_test(any_cut_into_steps_gives_the_same_bits),
         cmocka_unit_test(a_huge_sink_leaves_nothing_and_overflows_nothing),
+        cmocka_unit_test(a_step_without_rows_is_fine),
         cmocka_unit_test(a_nan_row_shows_in_every_query_that_sees_it_and_no_other),
     };
 
