@@ -17,6 +17,7 @@ CUDA_ARCH   ?= sm_80
 STAGES      ?= 2
 PORT        ?= 8000
 FUZZ_SECONDS ?= 60
+SOAK_SECONDS ?= 60
 VOCAB       ?= build/vocab/tokenizer.json
 SUDO        := $(if $(filter 0,$(shell id -u)),,sudo)
 
@@ -79,7 +80,7 @@ FUZZERS  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(wildcard bench/bench_*.c))
 
 .PHONY: help all deps deps-dev check check-unit check-quick check-fuzz check-e2e bench fuzz format \
-        lint install demo clean tests always
+        lint install example demo soak clean tests always
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -190,6 +191,8 @@ check-fuzz: $(FUZZERS) ## replay the corpora
 	@tests/run.sh $(CONFIG) $(FUZZERS)
 check-e2e: $(BINS) ## end-to-end tests only
 	@tests/run.sh $(CONFIG) $(E2E)
+soak: $(BINS) ## concurrent streams for SOAK_SECONDS
+	python3 tests/e2e/test_streams.py --config $(CONFIG) --seconds $(SOAK_SECONDS)
 
 fuzz: $(FUZZERS) ## run each fuzzer FUZZ_SECONDS
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) tests/run.sh fuzz $(FUZZERS)
@@ -204,13 +207,20 @@ lint: $(BUILD)/gen/proto/ds4.pb-c.h ## format, include table, limits, banned cal
 	@CFLAGS='$(filter-out -Werror -DDS4_VERSION=%,$(CFLAGS_ALL))' BUILD=$(BUILD) tests/lint.sh
 
 # ---- use ----------------------------------------------------------------------------------------
-install: $(BINS) ## into $(DESTDIR)$(PREFIX): programs, units, example settings
+install: $(BINS) ## into $(DESTDIR)$(PREFIX): programs, units, user, folders, example settings
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/sbin $(BUILD)/bin/ds4-router
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/libexec $(BUILD)/bin/ds4-worker
-	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin $(BUILD)/bin/ds4-text $(BUILD)/bin/ds4-gguf $(wildcard deploy/ds4-doctor)
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $(wildcard deploy/*.service deploy/*.socket deploy/*.target)
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/sysusers.d $(wildcard deploy/*.sysusers.conf)
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin $(BUILD)/bin/ds4-text $(BUILD)/bin/ds4-gguf
+	for unit in $(notdir $(wildcard deploy/*.service deploy/*.target)); do \
+		sed 's|/usr/|$(PREFIX)/|' deploy/$$unit | \
+			install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit || exit 1; done
+	install -D -m 644 deploy/ds4.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/ds4.conf
+	install -D -m 644 deploy/ds4.tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/ds4.conf
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/ds4 deploy/ds4.conf.example LICENSE README.md
+
+example: $(BUILD)/bin/ds4-router ## write deploy/ds4.conf.example anew, after a change of the settings
+	{ sed '/^$$/q' deploy/ds4.conf.example && $< --config /dev/null --print-config; } >$(BUILD)/example
+	mv $(BUILD)/example deploy/ds4.conf.example
 
 demo: $(BINS) ## tiny model, router and STAGES workers, one streamed chat (PORT, MODEL, SERVE=1)
 	@python3 deploy/demo.py --stages $(STAGES) --port $(PORT) --bin $(BUILD)/bin \
