@@ -94,7 +94,10 @@ static int check_sampling(const struct ds4_sampling *s, struct ds4_err *err)
         in_range("min_new_tok", s->min_new_tok, 0, DS4_MAX_POS, err) ||
         in_range("think_close_id", s->think_close_id, -1, INT32_MAX, err) ||
         in_range("think_close_guard", s->think_close_guard, 0, DS4_MAX_POS, err) ||
-        in_range("force_close_at", s->force_close_at, -1, DS4_MAX_POS, err))
+        in_range("force_close_at", s->force_close_at, -1, DS4_MAX_POS, err) ||
+        in_range("n_forced", s->n_forced, 0, DS4_MAX_FORCED_IDS, err) ||
+        all_in_range("forced_id", s->forced_id, s->n_forced, INT32_MAX, err) ||
+        in_range("forced_after_id", s->forced_after_id, -1, INT32_MAX, err))
         return -1;
     if (s->n_bias > 0 && s->bias == NULL)
         return ds4_fail(err, DS4_E_PROTOCOL, "bias: %d values announced, none given",

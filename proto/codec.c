@@ -158,6 +158,9 @@ static void put_sampling(const struct ds4_sampling *from, Ds4__Wire__Sampling *t
     to->think_close_id = from->think_close_id;
     to->think_close_guard = from->think_close_guard;
     to->force_close_at = from->force_close_at;
+    to->n_forced_id = (size_t)from->n_forced;
+    to->forced_id = (int32_t *)(uintptr_t)from->forced_id;
+    to->forced_after_id = from->forced_after_id;
 }
 
 static int get_sampling(const Ds4__Wire__Sampling *from, struct ds4_sampling *to,
@@ -169,7 +172,8 @@ static int get_sampling(const Ds4__Wire__Sampling *from, struct ds4_sampling *to
         return ds4_fail(err, DS4_E_PROTOCOL, "%zu bias ids with %zu values", from->n_bias_id,
                         from->n_bias);
     if (get_count("bias", from->n_bias, DS4_MAX_LOGIT_BIAS, &to->n_bias, err) ||
-        get_count("allowed ids", from->n_allowed_id, DS4_MAX_ALLOWED_IDS, &to->n_allowed, err))
+        get_count("allowed ids", from->n_allowed_id, DS4_MAX_ALLOWED_IDS, &to->n_allowed, err) ||
+        get_count("forced ids", from->n_forced_id, DS4_MAX_FORCED_IDS, &to->n_forced, err))
         return -1;
     to->temperature = from->temperature;
     to->top_k = from->top_k;
@@ -187,6 +191,8 @@ static int get_sampling(const Ds4__Wire__Sampling *from, struct ds4_sampling *to
     to->think_close_id = from->think_close_id;
     to->think_close_guard = from->think_close_guard;
     to->force_close_at = from->force_close_at;
+    to->forced_id = from->forced_id;
+    to->forced_after_id = from->forced_after_id;
     return 0;
 }
 

@@ -22,6 +22,7 @@
 #define DS4_MAX_DRAFT        8
 #define DS4_MAX_SLOTS        4096
 #define DS4_MAX_ALLOWED_IDS  4096
+#define DS4_MAX_FORCED_IDS   64
 #define DS4_MAX_SEQ_BLOCKS   8192      /* block ids of one entry: 2 Mi positions */
 #define DS4_MAX_POS          (1 << 24) /* positions, context and prompt lengths */
 #define DS4_ID_BYTES         16
@@ -45,7 +46,14 @@ struct ds4_sampling {
     int32_t min_new_tok;       /* stop ids are masked before that many new tokens */
     int32_t think_close_id;    /* -1 = none */
     int32_t think_close_guard; /* first N new tokens: think_close_id is masked */
-    int32_t force_close_at;    /* position whose token is forced to think_close_id; -1 = never */
+    /* Position whose token is forced to think_close_id unless the sequence has closed its thinking
+     * before; -1 = never. */
+    int32_t force_close_at;
+    /* The first n_forced tokens after the first new forced_after_id (-1: of all new tokens) are these:
+     * the opener of a call the client demands. */
+    int32_t n_forced;
+    const int32_t *forced_id;
+    int32_t forced_after_id;
 };
 
 /* Opens a sequence on every stage: binds slot and epoch, gives sampling and stop conditions. */

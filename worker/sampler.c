@@ -112,9 +112,16 @@ static int take_ids(struct ds4_sampler *s, struct ds4_sampler_seq *q,
     const struct ds4_sampling *p = &open->sampling;
 
     if (open->n_stop < 0 || open->n_stop > DS4_MAX_STOP_IDS || p->n_bias < 0 ||
-        p->n_bias > DS4_MAX_LOGIT_BIAS || p->n_allowed < 0)
-        return ds4_fail(err, DS4_E_PROTOCOL, "%d stop ids, %d biases, %d allowed ids", open->n_stop,
-                        p->n_bias, p->n_allowed);
+        p->n_bias > DS4_MAX_LOGIT_BIAS || p->n_allowed < 0 || p->n_forced < 0 ||
+        p->n_forced > DS4_MAX_FORCED_IDS)
+        return ds4_fail(err, DS4_E_PROTOCOL,
+                        "%d stop ids, %d biases, %d allowed ids, %d forced ids", open->n_stop,
+                        p->n_bias, p->n_allowed, p->n_forced);
+    for (int32_t i = 0; i < p->n_forced; i++) {
+        if (check_id(s, "forced id", p->forced_id[i], err) != 0)
+            return -1;
+        q->forced_id[i] = p->forced_id[i];
+    }
     for (int32_t i = 0; i < open->n_stop; i++) {
         if (check_id(s, "stop id", open->stop_id[i], err) != 0)
             return -1;
@@ -158,6 +165,7 @@ int ds4_sampler_open(struct ds4_sampler *s, const struct ds4_seq_open *open, str
     q->param.bias_id = q->bias_id;
     q->param.bias = q->bias;
     q->param.allowed_id = NULL; /* the bits in q->allowed stand for them */
+    q->param.forced_id = q->forced_id;
     q->n_prompt = open->n_prompt;
     q->n_stop = open->n_stop;
     q->ignore_stop = open->ignore_stop;
@@ -496,6 +504,39 @@ static int32_t choose(struct ds4_sampler *s, const struct ds4_sampling *p, const
     return draw(weight, ids, n, total, u);
 }
 
+/* Index of the first new `id` of the sequence, or -1. */
+static int32_t find_new(const struct ds4_sampler_seq *q, const int32_t *history, int32_t n_history,
+                        int32_t id)
+{
+    for (int32_t i = q->n_prompt; i < n_history; i++)
+        if (history[i] == id)
+            return i;
+    return -1;
+}
+
+/* The token that position n_history must have, or -1: a function of the history alone, so that it holds
+ * after a truncation as well. */
+static int32_t forced_token(const struct ds4_sampler_seq *q, const int32_t *history,
+                            int32_t n_history)
+{
+    const struct ds4_sampling *p = &q->param;
+    int32_t start = q->n_prompt;
+
+    if (p->force_close_at >= 0 && p->force_close_at == n_history &&
+        find_new(q, history, n_history, p->think_close_id) < 0)
+        return p->think_close_id;
+    if (p->n_forced == 0)
+        return -1;
+    if (p->forced_after_id >= 0) {
+        start = find_new(q, history, n_history, p->forced_after_id);
+        if (start < 0)
+            return -1;
+        start++;
+    }
+    return n_history - start < p->n_forced && n_history >= start ? p->forced_id[n_history - start]
+                                                                 : -1;
+}
+
 void ds4_sampler_pick(struct ds4_sampler *s, int32_t slot, const float *logits,
                       const int32_t *history, int32_t n_history, struct ds4_token_entry *out)
 {
@@ -509,9 +550,8 @@ void ds4_sampler_pick(struct ds4_sampler *s, int32_t slot, const float *logits,
         out->flags = DS4_TOKEN_NONFINITE | DS4_TOKEN_ENDED;
         return;
     }
-    if (q->param.force_close_at >= 0 && q->param.force_close_at == n_history) {
-        token = q->param.think_close_id;
-    } else {
+    token = forced_token(q, history, n_history);
+    if (token < 0) {
         const float *row = make_row(s, q, logits, history, n_history, &token);
 
         if (q->param.temperature >= GREEDY_BELOW)

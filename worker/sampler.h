@@ -24,6 +24,7 @@ struct ds4_sampler_seq {
     int32_t *bias_id; /* [DS4_MAX_LOGIT_BIAS] */
     float *bias;      /* [DS4_MAX_LOGIT_BIAS] */
     uint8_t *allowed; /* one bit per id */
+    int32_t forced_id[DS4_MAX_FORCED_IDS];
 };
 
 struct ds4_sampler {

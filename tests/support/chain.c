@@ -118,7 +118,7 @@ struct ds4_seq_open chain_greedy(int32_t slot, uint64_t seq, uint32_t epoch, int
                                              .repetition_penalty = 1,
                                              .n_logprobs = -1,
                                              .think_close_id = -1,
-                                             .force_close_at = -1}};
+                                             .force_close_at = -1, .forced_after_id = -1}};
     return open;
 }
 

@@ -125,9 +125,12 @@ static void pick_sampling(struct fixture *f, struct ds4_sampling *s)
         .think_close_id = pick(f, -1, 100),
         .think_close_guard = pick(f, 0, 100),
         .force_close_at = pick(f, -1, 100),
+        .n_forced = pick(f, 0, 9),
+        .forced_after_id = pick(f, -1, 100),
     };
     s->bias_id = pick_ids(f, s->n_bias, INT32_MAX);
     s->allowed_id = pick_ids(f, s->n_allowed, INT32_MAX);
+    s->forced_id = pick_ids(f, s->n_forced, INT32_MAX);
     bias = ds4_arena_take_array(&f->made, (size_t)s->n_bias, sizeof(*bias));
     for (int32_t i = 0; i < s->n_bias; i++)
         bias[i] = pick_real(f, -100, 100);
@@ -213,6 +216,9 @@ static void assert_sampling_equal(const struct ds4_sampling *a, const struct ds4
     assert_int_equal(a->n_allowed, b->n_allowed);
     assert_ids_equal(a->bias_id, b->bias_id, a->n_bias);
     assert_ids_equal(a->allowed_id, b->allowed_id, a->n_allowed);
+    assert_int_equal(a->n_forced, b->n_forced);
+    assert_ids_equal(a->forced_id, b->forced_id, a->n_forced);
+    assert_int_equal(a->forced_after_id, b->forced_after_id);
     if (a->n_bias > 0)
         assert_memory_equal(a->bias, b->bias, (size_t)a->n_bias * sizeof(float));
     assert_true(x.temperature == y.temperature && x.top_k == y.top_k && x.top_p == y.top_p &&
@@ -486,6 +492,9 @@ static void each_open_field_out_of_range_is_named(void **state)
     REFUSED(open[0].sampling.think_close_id, -2, "think_close_id");
     REFUSED(open[0].sampling.think_close_guard, -1, "think_close_guard");
     REFUSED(open[0].sampling.force_close_at, -2, "force_close_at");
+    REFUSED(open[0].sampling.n_forced, -1, "n_forced");
+    REFUSED(open[0].sampling.n_forced, DS4_MAX_FORCED_IDS + 1, "n_forced");
+    REFUSED(open[0].sampling.forced_after_id, -2, "forced_after_id");
 }
 
 /* What the checks refuse must be refused from the wire as well: the bytes of a legal step with one

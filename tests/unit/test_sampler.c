@@ -34,7 +34,8 @@ static int set_up(void **state)
                                              .repetition_penalty = 1,
                                              .n_logprobs = -1,
                                              .think_close_id = -1,
-                                             .force_close_at = -1};
+                                             .force_close_at = -1,
+                                             .forced_after_id = -1};
     for (int32_t i = 0; i < N_VOCAB; i++)
         f->logits[i] = (float)i / 4; /* the best is 15 */
     *state = f;
@@ -142,6 +143,28 @@ static void the_think_guard_hides_the_close_and_force_sets_it(void **state)
     assert_int_equal(pick(f, (const int32_t[]){3, 4, 5}, 3), 15);
     assert_int_equal(pick(f, (const int32_t[]){3, 4, 5, 6}, 4), 9);
     assert_int_equal(pick(f, (const int32_t[]){3, 4, 5, 6, 7}, 5), 15);
+    /* Thinking that has ended is not ended twice; a close in the prompt is not the sequence's. */
+    assert_int_equal(pick(f, (const int32_t[]){3, 4, 9, 6}, 4), 15);
+    assert_int_equal(pick(f, (const int32_t[]){9, 4, 5, 6}, 4), 9);
+}
+
+static void a_forced_opener_follows_its_trigger_and_nothing_else(void **state)
+{
+    static const int32_t opener[] = {7, 8, 7};
+    struct fixture *f = *state;
+
+    f->open.sampling.n_forced = 3;
+    f->open.sampling.forced_id = opener;
+    assert_int_equal(pick(f, (const int32_t[]){3, 4}, 2), 7);
+    assert_int_equal(pick(f, (const int32_t[]){3, 4, 7}, 3), 8);
+    assert_int_equal(pick(f, (const int32_t[]){3, 4, 7, 8}, 4), 7);
+    assert_int_equal(pick(f, (const int32_t[]){3, 4, 7, 8, 7}, 5), 15);
+    f->open.sampling.forced_after_id = 9;
+    assert_int_equal(pick(f, (const int32_t[]){3, 9}, 2), 15); /* in the prompt */
+    assert_int_equal(pick(f, (const int32_t[]){3, 4, 5}, 3), 15);
+    assert_int_equal(pick(f, (const int32_t[]){3, 4, 5, 9}, 4), 7);
+    assert_int_equal(pick(f, (const int32_t[]){3, 4, 5, 9, 7, 8}, 6), 7);
+    assert_int_equal(pick(f, (const int32_t[]){3, 4, 5, 9, 7, 8, 7, 9}, 8), 15);
 }
 
 static void only_allowed_ids_leave_even_under_a_guard(void **state)
@@ -398,6 +421,7 @@ int main(void)
         SAMPLER_TEST(the_last_allowed_position_ends),
         SAMPLER_TEST(stop_ids_are_masked_before_min_new_tokens),
         SAMPLER_TEST(the_think_guard_hides_the_close_and_force_sets_it),
+        SAMPLER_TEST(a_forced_opener_follows_its_trigger_and_nothing_else),
         SAMPLER_TEST(only_allowed_ids_leave_even_under_a_guard),
         SAMPLER_TEST(bias_moves_the_choice),
         SAMPLER_TEST(presence_and_frequency_see_new_tokens_only),
