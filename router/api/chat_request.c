@@ -210,6 +210,43 @@ static int make_parser(const struct ds4_api_context *context, const struct ds4_c
     return 0;
 }
 
+/* tool_choice required or a name: the sampler writes the opener of a call, after the thinking if there
+ * is any, and the model goes on from there. */
+static int force_opener(const struct ds4_api_context *context, const struct ds4_chat_prompt *prompt,
+                        struct ds4_request *req, struct ds4_api_error *error)
+{
+    const struct ds4_conversation *c = &prompt->conversation;
+    struct ds4_prompt opener;
+    struct ds4_ids ids = {0};
+    struct ds4_err err = {0};
+    int32_t *copy;
+    int rc;
+
+    if (c->tool_choice != DS4_TOOL_CHOICE_REQUIRED && c->tool_choice != DS4_TOOL_CHOICE_NAMED)
+        return 0;
+    ds4_prompt_init(&opener, DS4_PROMPT_BYTES);
+    ds4_template_call_opener(context->release,
+                             c->tool_choice == DS4_TOOL_CHOICE_NAMED ? c->tool_name : DS4_STR(""),
+                             &opener);
+    rc = ds4_prompt_encode(&opener, context->bpe, DS4_SPECIALS_PLAIN, &ids, &err);
+    ds4_prompt_deinit(&opener);
+    copy = ds4_arena_take_array(&req->arena, ids.len, sizeof(*copy));
+    if (rc == 0 && ids.len > DS4_MAX_FORCED_IDS)
+        rc = ds4_fail(&err, DS4_E_INVALID, "the tool's name takes more than %d tokens",
+                      DS4_MAX_FORCED_IDS);
+    if (rc == 0 && copy == NULL)
+        rc = ds4_fail(&err, DS4_E_NOMEM, "no memory for the call's opener");
+    if (rc == 0) {
+        memcpy(copy, ids.ptr, ids.len * sizeof(*copy));
+        req->sampling.n_forced = (int32_t)ids.len;
+        req->sampling.forced_id = copy;
+        req->sampling.forced_after_id =
+            prompt->prompt.in_reasoning ? req->sampling.think_close_id : -1;
+    }
+    DS4_VEC_DEINIT(&ids);
+    return rc == 0 ? 0 : ds4_api_fail_err(error, "tool_choice", &err);
+}
+
 static int finish_request(struct ds4_answer *answer, const struct ds4_chat_prompt *prompt,
                           struct ds4_request *req, struct ds4_api_error *error)
 {
@@ -225,19 +262,10 @@ static int finish_request(struct ds4_answer *answer, const struct ds4_chat_promp
     if (c->wish.has_budget && prompt->prompt.in_reasoning &&
         c->wish.budget_tok < INT32_MAX - req->n_prompt)
         req->sampling.force_close_at = req->n_prompt + (int32_t)c->wish.budget_tok;
+    if (force_opener(answer->context, prompt, req, error) != 0)
+        return -1;
     answer->choice[req->choice].wants_logprobs = req->sampling.n_logprobs >= 0;
     return make_parser(answer->context, prompt, req, error);
-}
-
-/* What this version cannot do is refused, not forgotten. */
-static int check_offered(const struct ds4_chat_prompt *prompt, struct ds4_api_error *error)
-{
-    const struct ds4_conversation *c = &prompt->conversation;
-
-    if (c->tool_choice == DS4_TOOL_CHOICE_REQUIRED || c->tool_choice == DS4_TOOL_CHOICE_NAMED)
-        return ds4_api_fail(error, "unsupported_value", "tool_choice",
-                            "tool_choice: this server offers \"auto\" and \"none\"");
-    return 0;
 }
 
 static void count_effort(const struct ds4_answer *answer, const struct ds4_chat_prompt *prompt)
@@ -268,7 +296,7 @@ static int build(struct ds4_answer *answer, const struct ds4_json *body,
         read_count(body, context, &n_choice, error) != 0 ||
         ds4_params_read(body, context, first, error) != 0 ||
         ds4_chat_prompt_build(context, root, arena, prompt, error) != 0 ||
-        check_offered(prompt, error) != 0 || finish_request(answer, prompt, first, error) != 0)
+        finish_request(answer, prompt, first, error) != 0)
         return -1;
     if (prompt->effort.downgraded)
         ds4_answer_note(answer, "effort", "\"max\"", "\"high\"", prompt->effort.why);

@@ -498,3 +498,17 @@ int ds4_template_render(struct ds4_chat *chat, struct ds4_arena *arena, struct d
         open_turn(&r, chat->thinking);
     return ds4_prompt_check(prompt, err);
 }
+
+void ds4_template_call_opener(enum ds4_release release, struct ds4_str name,
+                              struct ds4_prompt *prompt)
+{
+    const struct ds4_encoder *encoder =
+        release == DS4_RELEASE_V41 ? &ds4_encoder_v41 : &ds4_encoder_v4;
+
+    ds4_prompt_literal(prompt, encoder->calls_open);
+    ds4_prompt_literal(prompt, encoder->invoke_open);
+    if (name.len == 0)
+        return;
+    ds4_prompt_content(prompt, name);
+    ds4_prompt_literal(prompt, DS4_STR(DS4_LIT_INVOKE_OPEN_END));
+}

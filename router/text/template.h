@@ -103,6 +103,11 @@ enum ds4_release ds4_release_parse(struct ds4_str text);
 int ds4_template_render(struct ds4_chat *chat, struct ds4_arena *arena, struct ds4_prompt *prompt,
                         struct ds4_err *err) DS4_MUST_CHECK;
 
+/* Appends the beginning of a call as the model would write it: block, invoke and, unless `name` is
+ * empty, the name with the end of the opener. */
+void ds4_template_call_opener(enum ds4_release release, struct ds4_str name,
+                              struct ds4_prompt *prompt);
+
 /* ---- between template.c and the two encoders ------------------------------------------------------ */
 
 /* What differs between the encoders; one table each in template_v4.c and template_v41.c. */

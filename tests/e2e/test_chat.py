@@ -198,6 +198,23 @@ class OneStage(Stages, unittest.TestCase):
         self.assertEqual(answer["choices"][0]["message"]["content"], "1, 2, 3, 4, 5, 6")
         self.assertEqual(answer["choices"][0]["finish_reason"], "stop")
 
+    def test_a_demanded_call_is_made_whatever_was_asked(self):
+        for choice, thinking in (("required", False), ("required", True),
+                                 ({"type": "function", "function": {"name": "get_weather"}}, True)):
+            body = {"messages": [{"role": "user", "content": "Hello"}], "tools": [WEATHER],
+                    "tool_choice": choice, "temperature": 0, "max_tokens": 200,
+                    "chat_template_kwargs": {"thinking": thinking}}
+            status, answer = self.rig.post("/v1/chat/completions", body)
+            self.assertEqual(status, 200, answer)
+            message = answer["choices"][0]["message"]
+            self.assertTrue(message.get("tool_calls"), answer)
+            self.assertEqual(bool(message.get("reasoning_content")), thinking)
+            if choice != "required":
+                self.assertEqual(message["tool_calls"][0]["function"]["name"], "get_weather")
+        status, answer = self.rig.post("/v1/chat/completions", dict(body, tool_choice={
+            "type": "function", "function": {"name": "no_such_tool"}}))
+        self.assertEqual(status, 400, answer)
+
     def test_max_tokens_ends_with_length(self):
         _, answer = self.rig.post("/v1/chat/completions", body_of("Count", max_tokens=5))
         self.assertEqual(answer["choices"][0]["finish_reason"], "length")
