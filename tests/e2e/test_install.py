@@ -103,6 +103,7 @@ class Install(unittest.TestCase):
     def test_user_and_private_folders_are_made(self):
         system = os.path.join(self.root, "system")
         self.install(DESTDIR=system, PREFIX="/usr")
+        os.makedirs(os.path.join(system, "etc"), exist_ok=True)
         done = run("systemd-sysusers", "--root", system)
         self.assertEqual(done.returncode, 0, done.stdout)
         with open(os.path.join(system, "etc/passwd"), encoding="utf-8") as users:
