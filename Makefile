@@ -13,12 +13,14 @@ COMMIT      := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown
 CUDA_HOME   ?= /usr/local/cuda
 NVCC        ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
 CUDA        ?= 0
-CUDA_ARCH   ?= sm_80
+CUDA_SM90   ?=
+NVCC_FMAD   ?= true
 STAGES      ?= 2
 PORT        ?= 8000
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 60
 VOCAB       ?= build/vocab/tokenizer.json
+comma       := ,
 SUDO        := $(if $(filter 0,$(shell id -u)),,sudo)
 
 # `make fuzz` and the corpora need clang's libFuzzer, whatever CONFIG says.
@@ -47,10 +49,18 @@ CFLAGS_ALL := -std=c11 -D_GNU_SOURCE -g $(OPT_$(CONFIG)) $(WARN) $(if $(WERROR),
               -isystem $(BUILD)/gen $(PKG_CFLAGS) -DDS4_VERSION='"$(VERSION)"' $(CFLAGS)
 LDFLAGS_ALL := $(OPT_$(CONFIG)) -pthread $(LDFLAGS)
 
+# sm_80 with its PTX, which newer cards run; CUDA_SM90=1 adds native code for them.
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo -gencode 'arch=compute_80,code=[sm_80,compute_80]' \
+              $(if $(CUDA_SM90),-gencode arch=compute_90$(comma)code=sm_90) -fmad=$(NVCC_FMAD) \
+              -Xcompiler=-Wall$(if $(WERROR),$(comma)-Werror) -I. $(NVCCFLAGS)
+
 lib = $(shell pkg-config --libs $(1) 2>/dev/null)
 LIBS_common := $(call lib,libconfuse jansson libxxhash libsystemd) -lm
 LIBS_router := $(call lib,libh2o libuv libzmq libprotobuf-c libutf8proc)
 LIBS_worker := $(call lib,libzmq libprotobuf-c libzstd) -lrt
+ifeq ($(CUDA),1)
+LIBS_worker += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart -lcublas
+endif
 
 # Debian's names (Ubuntu's are the same).  CUDA and NCCL come from the vendor and are optional.
 DEPS     := build-essential pkg-config libh2o-dev libuv1-dev libzmq3-dev libprotobuf-c-dev \
@@ -111,11 +121,15 @@ deps-dev: deps ## and the tools for tests, lint and fuzzing
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $(CFLAGS_$(*)) -MMD -MP -c $< -o $@
+$(BUILD)/obj/%.o: %.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 
 # What decides which sources and macros are in, so that CUDA=0 after CUDA=1 rebuilds what it must.
+CHOICE := CUDA=$(CUDA) $(MARCH) $(COMMIT)
 $(BUILD)/choice: always
 	@mkdir -p $(@D)
-	@echo 'CUDA=$(CUDA) $(CUDA_ARCH) $(MARCH) $(COMMIT)' | cmp -s - $@ || echo 'CUDA=$(CUDA) $(CUDA_ARCH) $(MARCH) $(COMMIT)' >$@
+	@echo '$(CHOICE)' | cmp -s - $@ || echo '$(CHOICE)' >$@
 $(call obj,kernels/backend.c router/main.c worker/main.c): $(BUILD)/choice
 CFLAGS_kernels/backend := $(if $(SRC_cuda),-DDS4_HAVE_CUDA)
 CFLAGS_router/main     := -DDS4_COMMIT='"$(COMMIT)"'
@@ -132,10 +146,10 @@ $(BUILD)/obj/proto/codec.o: | $(BUILD)/gen/proto/ds4.pb-c.h
 $(BUILD)/lib/lib%.a:
 	@mkdir -p $(@D)
 	@rm -f $@
-	ar rcs $@ $^
+	ar qcs $@ $^ # not r: cpu/ and cuda/ have files of the same name
 $(BUILD)/lib/libcommon.a: $(call obj,$(SRC_common))
 $(BUILD)/lib/libproto.a: $(call obj,$(SRC_proto)) $(if $(wildcard proto/ds4.proto),$(BUILD)/obj/proto/ds4.pb-c.o)
-$(BUILD)/lib/libkernels.a: $(call obj,$(SRC_kernels))
+$(BUILD)/lib/libkernels.a: $(call obj,$(SRC_kernels)) $(SRC_cuda:%.cu=$(BUILD)/obj/%.o)
 $(BUILD)/lib/librouter.a: $(call obj,$(SRC_router))
 $(BUILD)/lib/libworker.a: $(call obj,$(SRC_worker))
 $(BUILD)/lib/libsupport.a: $(call obj,$(SRC_support))

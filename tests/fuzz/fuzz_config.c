@@ -22,7 +22,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (rc != 0 && err.msg[0] == '\0')
         abort();
     if (rc == 0) {
-        (void)ds4_config_check(&config, &err);
+        if (ds4_config_check(&config, &err) != 0 && err.msg[0] == '\0')
+            abort();
         if (ds4_config_print(&config, &first) == 0) {
             if (ds4_config_parse(&again, ds4_buf_view(&first), "printed", &err) != 0 ||
                 ds4_config_print(&again, &second) != 0 ||
