@@ -6,14 +6,17 @@
 # A PROGRAM is a cmocka program, a Python script whose last line is "N passed, N failed", or a fuzz
 # target: its corpus is replayed, or, with FUZZ_SECONDS set, it searches for so long.  A program that
 # ends without a count, by a signal or a non-zero status counts as one failure more than it reports.
-# Output is shown only of programs that failed.  The last line is the sum.
+# A word "PROGRAM --only PATTERN" runs the matching tests of a program.  Output is shown only of
+# programs that failed; each line ends with wall and processor seconds.  The last line is the sum.
 set -u
 config=$1
 shift
 seconds=${TEST_SECONDS:-600} # a program may take so long
 passed=0 failed=0
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+used=$(mktemp)
+trap 'rm -f "$log" "$used"' EXIT
+TIMEFORMAT='%R %U %S'
 
 run_fuzz() {
     local name=${1##*/fuzz_}
@@ -32,10 +35,12 @@ run_fuzz() {
 }
 
 run_one() {
-    case $1 in
-    *.py) timeout -k 10 "$seconds" python3 "$1" --config "$config" ;;
+    local words
+    read -ra words <<<"$1"
+    case ${words[0]} in
+    *.py) timeout -k 10 "$seconds" python3 "${words[@]}" --config "$config" ;;
     */fuzz_*) run_fuzz "$1" ;;
-    *) timeout -k 10 "$seconds" "$1" ;;
+    *) timeout -k 10 "$seconds" "${words[@]}" ;;
     esac
 }
 
@@ -49,8 +54,9 @@ count() {
 }
 
 for program in "$@"; do
-    run_one "$program" >"$log" 2>&1
+    { time run_one "$program" >"$log" 2>&1; } 2>"$used"
     rc=$?
+    spent=$(awk 'END { printf "%.1f s, %.1f s cpu", $1, $2 + $3 }' "$used")
     read -r p f <<<"$(count)"
     p=${p:-0} f=${f:-0}
     if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then
@@ -61,9 +67,9 @@ for program in "$@"; do
     passed=$((passed + p)) failed=$((failed + f))
     if [ "$f" -ne 0 ]; then
         tail -n 200 "$log"
-        echo "FAILED  $program: $p passed, $f failed, exit status $rc"
+        echo "FAILED  $program: $p passed, $f failed, exit status $rc ($spent)"
     else
-        echo "ok      $program: $p passed$(sed -n 's/^\[  SKIPPED \] \([0-9]*\) test.*/, \1 skipped/p' "$log")"
+        echo "ok      $program: $p passed$(sed -n 's/^\[  SKIPPED \] \([0-9]*\) test.*/, \1 skipped/p' "$log") ($spent)"
     fi
 done
 echo "$passed passed, $failed failed"

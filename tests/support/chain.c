@@ -24,8 +24,12 @@ static const char *backend = "cpu";
 
 void chain_take_args(int argc, char **argv)
 {
-    if (argc == 3 && strcmp(argv[1], "--backend") == 0)
-        backend = argv[2];
+    for (int i = 1; i + 1 < argc; i += 2) {
+        if (strcmp(argv[i], "--backend") == 0)
+            backend = argv[i + 1];
+        else if (strcmp(argv[i], "--only") == 0)
+            cmocka_set_test_filter(argv[i + 1]);
+    }
 }
 
 struct ds4_stage_config chain_config(const struct chain_options *options, int32_t stage)
@@ -118,7 +122,8 @@ struct ds4_seq_open chain_greedy(int32_t slot, uint64_t seq, uint32_t epoch, int
                                              .repetition_penalty = 1,
                                              .n_logprobs = -1,
                                              .think_close_id = -1,
-                                             .force_close_at = -1, .forced_after_id = -1}};
+                                             .force_close_at = -1,
+                                             .forced_after_id = -1}};
     return open;
 }
 

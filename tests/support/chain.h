@@ -59,8 +59,8 @@ struct chain_part {
     bool sample;
 };
 
-/* `PROGRAM --backend NAME` runs a program's tests on another backend (residual streams f32); call first
- * in main.  The cpu is the default. */
+/* Call first in main.  `--backend NAME` runs a program's tests on another backend (residual streams
+ * f32; the cpu is the default), `--only PATTERN` the tests whose name matches. */
 void chain_take_args(int argc, char **argv);
 
 struct ds4_stage_config chain_config(const struct chain_options *options, int32_t stage);
