@@ -83,7 +83,8 @@ struct ds4_request *ds4_request_new(enum ds4_api api, int64_t received_ns, size_
         .repetition_penalty = 1,
         .n_logprobs = -1,
         .think_close_id = -1,
-        .force_close_at = -1, .forced_after_id = -1,
+        .force_close_at = -1,
+        .forced_after_id = -1,
     };
     return req;
 }

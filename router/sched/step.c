@@ -30,7 +30,8 @@ static void fill_open(const struct ds4_seq *seq, struct ds4_seq_open *open)
                      .repetition_penalty = 1,
                      .n_logprobs = -1,
                      .think_close_id = -1,
-                     .force_close_at = -1, .forced_after_id = -1},
+                     .force_close_at = -1,
+                     .forced_after_id = -1},
     };
     if (req == NULL)
         return; /* a probe: greedy, no stop ids */
