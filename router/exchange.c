@@ -14,6 +14,7 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define DS4_REQUEST_ID_MAX 128
@@ -437,4 +438,11 @@ size_t ds4_exchange_backlog(const struct ds4_exchange *x)
 void ds4_exchange_finish(struct ds4_exchange *x)
 {
     end(x);
+}
+
+void ds4_exchange_cut(struct ds4_exchange *x)
+{
+    /* h2o's own write then fails, and it closes its side. */
+    if (x->req != NULL && x->watch_fd >= 0)
+        (void)shutdown(x->watch_fd, SHUT_RDWR);
 }

@@ -64,5 +64,9 @@ int ds4_exchange_write(struct ds4_exchange *x, struct ds4_str bytes);
 size_t ds4_exchange_backlog(const struct ds4_exchange *x);
 /* Ends a stream after what is queued.  Ends the exchange. */
 void ds4_exchange_finish(struct ds4_exchange *x);
+/* Closes the client's connection, so that nobody takes what was sent for a whole answer and a reader
+ * that stopped does not hold it for ever; the exchange still has to be finished.  An HTTP/2 connection is
+ * left alone: others use it. */
+void ds4_exchange_cut(struct ds4_exchange *x);
 
 #endif

@@ -1,8 +1,10 @@
 /* A server-sent-event stream on an exchange (step 15).
  *
  * One timer serves three clocks: before the headers it runs towards start_ms, while the stream is
- * congested towards slow_client_ms, else towards the next ping.  Sending anything restarts it, so a busy stream costs no extra frames.  The
- * timer's memory must outlive uv_close, hence the object is freed from the close callback. */
+ * congested towards slow_client_ms, else towards the next ping.  Sending anything restarts it, so a
+ * busy stream costs no extra frames.  A client found too slow is cut off in the middle: an end in good
+ * order would make half an answer look whole.  The timer's memory must outlive uv_close, hence the
+ * object is freed from the close callback. */
 #include "router/sse.h"
 
 #include <stdlib.h>
@@ -15,6 +17,8 @@ struct ds4_sse {
     uv_timer_t timer;
     bool congested;
     bool gone;
+    bool too_slow;  /* `gone` because of that */
+    bool gone_owed; /* the timer still has to tell */
 };
 
 static void on_timer(uv_timer_t *timer);
@@ -23,10 +27,11 @@ static void restart_timer(struct ds4_sse *sse)
 {
     int64_t ms = sse->congested ? sse->config.slow_client_ms : sse->config.ping_ms;
 
+    if (sse->gone)
+        return;
     if (!ds4_sse_started(sse))
         ms = sse->config.start_ms;
-
-    if (ms > 0 && !sse->gone)
+    if (ms > 0)
         (void)uv_timer_start(&sse->timer, on_timer, (uint64_t)ms, 0);
     else
         (void)uv_timer_stop(&sse->timer);
@@ -41,11 +46,27 @@ static void tell_gone(struct ds4_sse *sse, const char *reason)
     sse->config.gone(sse->config.owner, reason);
 }
 
+/* A frame did not fit.  Whoever sends is in the middle of its work on this stream: the owner hears of it
+ * from the loop, never from inside its own send, which may be the last thing it does before it frees
+ * itself. */
+static void cut_off(struct ds4_sse *sse)
+{
+    sse->gone = true;
+    sse->too_slow = true;
+    sse->gone_owed = true;
+    (void)uv_timer_start(&sse->timer, on_timer, 0, 0);
+}
+
 static void on_timer(uv_timer_t *timer)
 {
     struct ds4_sse *sse = timer->data;
 
+    if (sse->gone_owed) {
+        sse->config.gone(sse->config.owner, "slow_client");
+        return;
+    }
     if (sse->congested) {
+        sse->too_slow = true;
         tell_gone(sse, "slow_client");
         return;
     }
@@ -123,7 +144,7 @@ static void send_frame(struct ds4_sse *sse, const char *lead, const char *event,
     if ((frame.failed || ds4_exchange_write(sse->x, ds4_buf_view(&frame)) != 0) &&
         !ds4_exchange_is_gone(sse->x)) {
         ds4_buf_deinit(&frame);
-        tell_gone(sse, "slow_client");
+        cut_off(sse);
         return;
     }
     ds4_buf_deinit(&frame);
@@ -170,5 +191,7 @@ struct ds4_exchange *ds4_sse_abandon(struct ds4_sse *sse)
 
 void ds4_sse_close(struct ds4_sse *sse)
 {
+    if (sse->too_slow)
+        ds4_exchange_cut(sse->x);
     ds4_exchange_finish(ds4_sse_abandon(sse));
 }

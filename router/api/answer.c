@@ -211,6 +211,8 @@ static void on_admitted(void *owner, int32_t cached_tok)
         (void)snprintf(text, sizeof(text), "%d", cached_tok);
         ds4_exchange_set_header(choice->answer->x, "x-ds4-cached-tokens", text);
     }
+    if (choice->answer->paused)
+        ds4_sched_pause(choice->answer->context->sched, choice->req, true);
     begin_choice(choice);
 }
 
@@ -258,7 +260,10 @@ static void cancel_open(struct ds4_answer *answer, enum ds4_cancel why)
         if (answer->choice[i].submitted && !answer->choice[i].done)
             ds4_sched_cancel(answer->context->sched, answer->choice[i].req, why, ds4_clock_ns());
     answer->cancelling = false;
-    check_end(answer);
+    /* One that could not be ended from here (it is delivering, or its generation is being ended) tells
+     * of its end later. */
+    if (answer->n_open == 0)
+        check_end(answer);
 }
 
 static void log_choice(const struct ds4_choice *choice)
@@ -371,6 +376,7 @@ static void on_sse_gone(void *owner, const char *reason)
 
 static void set_paused(struct ds4_answer *answer, bool paused)
 {
+    answer->paused = paused; /* those still in the queue are paused when they leave it */
     for (int32_t i = 0; i < answer->n_choice; i++)
         if (answer->choice[i].submitted && !answer->choice[i].done)
             ds4_sched_pause(answer->context->sched, answer->choice[i].req, paused);

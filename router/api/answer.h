@@ -73,6 +73,7 @@ struct ds4_answer {
 
     struct ds4_api_error failure; /* of the first choice that failed */
     bool failed;
+    bool paused; /* the client reads too slowly */
     bool cancelling;
     int32_t n_open; /* choices the scheduler holds */
     bool in_start;

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""What once hung or broke the server, one test per symptom: rude clients, failures at bad moments."""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+import e2e  # noqa: E402
+
+CHAT = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 8}
+
+
+def wordy(tokens, **more):
+    """A streamed request whose answer has exactly so many tokens."""
+    return dict(HELLO, stream=True, max_tokens=tokens, min_tokens=tokens, temperature=1, **more)
+
+
+def send(rig, body, receive_bytes=None):
+    """A request on a plain socket, whose answer nobody reads yet."""
+    sock = socket.socket()
+    if receive_bytes:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    sock.settimeout(20)
+    sock.connect(("127.0.0.1", rig.port))
+    data = json.dumps(body).encode()
+    sock.sendall(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+                 % (CHAT.encode(), len(data)) + data)
+    return sock
+
+
+def read_all(sock):
+    parts = []
+    while True:
+        try:
+            part = sock.recv(1 << 16)
+        except ConnectionError:
+            break
+        if not part:
+            break
+        parts.append(part)
+    return b"".join(parts)
+
+
+def metric(rig, name):
+    """Sum of a metric's samples over its labels."""
+    lines = rig.request("GET", "/metrics", timeout=10)[2].decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines
+               if line.startswith((name + " ", name + "{")))
+
+
+class Rude(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.rig = e2e.rig(stages=1, settings={"http": {"out_buf": 4096, "slow_client_s": 1}})
+        cls.rig.start()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.rig.stop()
+
+    def tearDown(self):
+        self.assertEqual(self.rig.post(CHAT, HELLO, timeout=20)[0], 200)
+
+    def wait_idle(self):
+        deadline = time.monotonic() + 20
+        while metric(self.rig, "ds4_requests_inflight") > 0:
+            self.assertLess(time.monotonic(), deadline, "requests stay in flight")
+            time.sleep(0.05)
+
+    def test_readers_that_stop_do_not_hang_the_router(self):
+        """A frame that no longer fits ended answers inside their own callbacks: the loop never returned
+        when one of several choices was delivering, and the answer was freed under its last frame."""
+        usage = {"include_usage": True, "continuous_usage_stats": True}
+        socks = [send(self.rig, wordy(tokens, n=n, logprobs=True, top_logprobs=20,
+                                      stream_options=usage), 4096)
+                 for tokens in (60, 100) for n in (1, 3, 8)]
+        time.sleep(1)
+        self.wait_idle()
+        ends = [read_all(sock)[-60:] for sock in socks[2::3]]
+        for sock in socks:
+            sock.close()
+        # Cut off in the middle, not ended in good order.
+        for end in ends:
+            self.assertNotIn(b"0\r\n\r\n", end[-5:])
+            self.assertNotIn(b"[DONE]", end)
+        self.assertGreaterEqual(metric(self.rig, "ds4_requests_cancelled_total"), 6)
+
+    def test_a_worker_that_dies_under_several_choices_ends_them_all(self):
+        """The first choice to fail cancelled the others, which their generation still held, for ever."""
+        frames = []
+        reader = threading.Thread(
+            target=lambda: frames.extend(self.rig.stream(CHAT, wordy(1500, n=3), timeout=20)))
+        reader.start()
+        deadline = time.monotonic() + 20
+        while len(frames) < 30:
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+        self.rig.kill_worker(0)
+        reader.join(20)
+        self.assertFalse(reader.is_alive(), "the stream hangs")
+        self.assertEqual(frames[-1][1], "[DONE]")
+        self.assertIn("error", json.loads(frames[-2][1]))
+        self.rig.start_worker(0)
+        self.rig.wait_ready(20)
+
+
+if __name__ == "__main__":
+    e2e.main()
