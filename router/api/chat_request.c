@@ -268,6 +268,22 @@ static int finish_request(struct ds4_answer *answer, const struct ds4_chat_promp
     return make_parser(answer->context, prompt, req, error);
 }
 
+/* A strict schema is a promise about every token; until the sampler can keep it, it is refused. */
+static int check_format(const struct ds4_json *body, struct ds4_api_error *error)
+{
+    const struct ds4_json *format = ds4_json_find(body, "response_format");
+    const struct ds4_json *schema = ds4_json_find(format, "json_schema");
+    bool strict = false;
+
+    if (read_switch(schema, "response_format.json_schema", "strict", &strict, error) != 0)
+        return -1;
+    if (strict)
+        return ds4_api_fail(error, "schema_unsupported", "response_format.json_schema.strict",
+                            "strict schemas are not enforced by this server: send the schema "
+                            "without \"strict\": true");
+    return 0;
+}
+
 static void count_effort(const struct ds4_answer *answer, const struct ds4_chat_prompt *prompt)
 {
     const struct ds4_request *req = answer->choice[0].req;
@@ -292,7 +308,8 @@ static int build(struct ds4_answer *answer, const struct ds4_json *body,
     int32_t n_choice = 1;
 
     if (first == NULL || read_model(body, context, first, error) != 0 ||
-        ds4_params_refuse(body, error) != 0 || read_switches(body, answer, error) != 0 ||
+        ds4_params_refuse(body, error) != 0 || check_format(body, error) != 0 ||
+        read_switches(body, answer, error) != 0 ||
         read_count(body, context, &n_choice, error) != 0 ||
         ds4_params_read(body, context, first, error) != 0 ||
         ds4_chat_prompt_build(context, root, arena, prompt, error) != 0 ||

@@ -74,6 +74,13 @@ class Requests(unittest.TestCase):
         self.refused(dict(HELLO, messages=image), 400, "unsupported_value", "image_url")
         self.refused(dict(HELLO, reasoning_effort="huge"), 400, "invalid_value", "huge")
 
+    def test_a_strict_schema_is_refused_not_forgotten(self):
+        schema = {"name": "x", "schema": {"type": "object"}, "strict": True}
+        body = dict(HELLO, response_format={"type": "json_schema", "json_schema": schema})
+        self.refused(body, 422, "schema_unsupported", "strict")
+        schema["strict"] = False
+        self.assertEqual(self.rig.post(CHAT, body)[0], 200)
+
     def test_prompt_over_the_context_uses_the_words_clients_match(self):
         long = dict(HELLO, messages=[{"role": "user", "content": "river stone " * 2000}])
         error = self.refused(long, 400, "context_length_exceeded", "maximum context length is 1024 tokens")
