@@ -3,9 +3,10 @@
 #ifndef DS4_KERNELS_CPU_IQ2_GRID_H
 #define DS4_KERNELS_CPU_IQ2_GRID_H
 
+#include "kernels/iq2_codes.h"
+
 #include <stdint.h>
 
-#define DS4_IQ2_CODES 256
 #define DS4_IQ2_SIGNS 128
 
 /* Two bits per element: level 0, 1, 2 = magnitude 8, 25, 43.  Strictly rising. */

@@ -7,13 +7,31 @@
 #define DS4_KERNELS_CUDA_DEQUANT_CUH
 
 #include "kernels/backend.h"
+#include "kernels/iq2_codes.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-/* Codebook of IQ2_XXS, filled by ds4_cuda_upload_tables(). */
-extern __constant__ uint64_t ds4_dev_iq2_grid[256];
-void ds4_cuda_upload_tables(void);
+/* Codebook of IQ2_XXS as bytes, made by the compiler.  In global memory, not __constant__: lanes look
+ * up different entries, and constant memory would serve them one by one. */
+struct ds4_iq2_table {
+    uint64_t vector[DS4_IQ2_CODES];
+};
+
+static constexpr struct ds4_iq2_table ds4_iq2_make(void)
+{
+    constexpr uint16_t code[DS4_IQ2_CODES] = {DS4_IQ2_CODE_LIST};
+    constexpr uint64_t magnitude[4] = {8, 25, 43, 0}; /* level 3 does not occur */
+    struct ds4_iq2_table t = {};
+
+    for (int i = 0; i < DS4_IQ2_CODES; i++) {
+        for (int j = 0; j < 8; j++)
+            t.vector[i] |= magnitude[code[i] >> 2 * j & 3] << 8 * j;
+    }
+    return t;
+}
+
+static __device__ const struct ds4_iq2_table ds4_dev_iq2 = ds4_iq2_make();
 
 __device__ __forceinline__ float ds4_bits_f32(uint32_t bits)
 {
@@ -121,7 +139,7 @@ __device__ __forceinline__ float ds4_dq_iq2_xxs(const uint8_t *b, int i)
     int l = i % 32 / 8, j = i % 8;
     uint32_t sign = w >> 7 * l & 127;
     float db = __fmul_rn(__fmul_rn(ds4_load_f16(b), 0.5f + (float)(w >> 28)), 0.25f);
-    float v = __fmul_rn(db, (float)(ds4_dev_iq2_grid[group[l]] >> 8 * j & 255));
+    float v = __fmul_rn(db, (float)(ds4_dev_iq2.vector[group[l]] >> 8 * j & 255));
 
     sign |= (uint32_t)(__popc(sign) & 1) << 7;
     return (sign >> j & 1) ? -v : v;

@@ -1,0 +1,175 @@
+/* Products with a weight matrix (step 9): y = W x.
+ *
+ * Which kernel runs follows from dtype, rows and mode alone (so a captured step can be replayed):
+ *   EXACT  to 32 rows: stored weights stream past f32 inputs, eight rows at a time; more rows: the
+ *          weights become f32, piece by piece, and cuBLAS multiplies (pedantic: no TF32)
+ *   FAST   to 8 rows: int8 inputs, integer sums; formats without an int8 kernel stay EXACT
+ *          to 255 rows: bf16 tiles straight from the stored weights (tile.cuh)
+ *          more: bf16 weights, piece by piece, and cuBLAS with f32 sums
+ * Bound: the weights' bytes to about 100 rows, the tensor units beyond. */
+#include "kernels/cuda/product.cuh"
+
+#define MAX_CHUNK      2048 /* rows packed at once: bounds scratch */
+#define EXACT_MAX_ROWS 32
+#define TILE_MAX_ROWS  255
+
+static bool has_int8(enum ds4_dtype dtype)
+{
+    return dtype == DS4_DTYPE_Q8_0 || dtype == DS4_DTYPE_Q2_K || dtype == DS4_DTYPE_Q4_K ||
+           dtype == DS4_DTYPE_IQ2_XXS || dtype == DS4_DTYPE_MXFP4;
+}
+
+enum ds4_form ds4_cuda_form(enum ds4_dtype dtype, int32_t n, int32_t n_stream, bool exact)
+{
+    if (!exact && n > n_stream)
+        return DS4_FORM_TILE;
+    return !exact && has_int8(dtype) ? DS4_FORM_INT8 : DS4_FORM_EXACT;
+}
+
+/* ---- kernels by dtype ------------------------------------------------------------------------------ */
+
+static ds4_product_fn kernel_of(enum ds4_form form, enum ds4_dtype dtype)
+{
+    if (form == DS4_FORM_INT8) {
+        switch (dtype) {
+        case DS4_DTYPE_Q8_0:
+            return ds4_cuda_int8_q8_0;
+        case DS4_DTYPE_Q2_K:
+            return ds4_cuda_int8_q2_k;
+        case DS4_DTYPE_Q4_K:
+            return ds4_cuda_int8_q4_k;
+        case DS4_DTYPE_IQ2_XXS:
+            return ds4_cuda_int8_iq2_xxs;
+        case DS4_DTYPE_MXFP4:
+            return ds4_cuda_int8_mxfp4;
+        default:
+            break;
+        }
+    } else {
+        switch (dtype) {
+#define DS4_CASE(name, type)                                                                       \
+    case type:                                                                                     \
+        return form == DS4_FORM_EXACT ? ds4_cuda_exact_##name : ds4_cuda_tile_##name;
+            DS4_PRODUCT_FNS(DS4_CASE)
+#undef DS4_CASE
+        default:
+            break;
+        }
+    }
+    ds4_cuda_fatal(__FILE__, __LINE__, "product", "not a weight dtype");
+}
+
+/* ---- many rows: decode a piece, let cuBLAS multiply -------------------------------------------------- */
+
+/* Rows row0 .. of n_part parts, already decoded with row stride ld, times all inputs. */
+static void multiply(struct ds4_device *dev, const struct ds4_product *p, int z, int32_t part,
+                     int32_t n_part, int32_t row0, int32_t n_row, bool bf16, const void *w,
+                     int32_t ld)
+{
+    const cudaDataType_t type = bf16 ? CUDA_R_16BF : CUDA_R_32F;
+    const size_t size = bf16 ? 2 : 4;
+    const uint8_t *x = p->x.data + (size_t)part * (size_t)p->x.part * size;
+    float *y = p->y[z] + (size_t)part * (size_t)p->n_row + row0;
+    const float one = 1.0f, zero = 0.0f;
+
+    /* Column-major view: y^T [n_row, n] = (w^T)^T [n_row, n_col] * x^T [n_col, n].  Pedantic math would
+     * keep bf16 off the tensor units; the default never uses TF32 for f32. */
+    if (bf16)
+        DS4_CUBLAS(cublasSetMathMode(dev->blas, CUBLAS_DEFAULT_MATH));
+    DS4_CUBLAS(cublasGemmStridedBatchedEx(
+        dev->blas, CUBLAS_OP_T, CUBLAS_OP_N, n_row, p->n, p->n_col, &one, w, type, ld,
+        (long long)p->n_row * ld, x, type, (int)(p->x.row_bytes / (int64_t)size), p->x.part, &zero,
+        y, CUDA_R_32F, (int)p->y_stride, p->n_row, n_part,
+        bf16 ? CUBLAS_COMPUTE_32F : CUBLAS_COMPUTE_32F_PEDANTIC, CUBLAS_GEMM_DEFAULT));
+    if (bf16)
+        DS4_CUBLAS(cublasSetMathMode(dev->blas, CUBLAS_PEDANTIC_MATH));
+}
+
+static void run_blas(struct ds4_device *dev, const struct ds4_product *p, bool bf16, size_t used)
+{
+    const int32_t ld = ds4_pad(p->n_col, 64);
+    const size_t row_room = (size_t)ld * (bf16 ? 2 : 4);
+    const bool whole = row_room * (size_t)p->n_row * (size_t)p->n_part <= DS4_WEIGHT_ROOM;
+    int32_t step = (int32_t)(DS4_WEIGHT_ROOM / row_room);
+    void *w = ds4_dev_carve(dev, DS4_WEIGHT_ROOM, &used);
+
+    step = step < p->n_row ? step : p->n_row;
+    if (step == 0)
+        ds4_cuda_fatal(__FILE__, __LINE__, "gemm", "one row of weights is larger than its room");
+    DS4_CUBLAS(
+        cublasSetWorkspace(dev->blas, ds4_dev_carve(dev, DS4_BLAS_ROOM, &used), DS4_BLAS_ROOM));
+    for (int z = 0; z < p->n_w; z++) {
+        if (whole) {
+            ds4_cuda_dequant(dev, p->dtype, p->w[z], p->row_bytes, p->n_row * p->n_part, p->n_col,
+                             ld, bf16, w);
+            multiply(dev, p, z, 0, p->n_part, 0, p->n_row, bf16, w, ld);
+            continue;
+        }
+        for (int32_t part = 0; part < p->n_part; part++) {
+            for (int32_t row = 0; row < p->n_row; row += step) {
+                const int32_t n = p->n_row - row < step ? p->n_row - row : step;
+
+                ds4_cuda_dequant(dev, p->dtype,
+                                 p->w[z] + (size_t)part * p->part_bytes +
+                                     (size_t)row * p->row_bytes,
+                                 p->row_bytes, n, p->n_col, ld, bf16, w);
+                multiply(dev, p, z, part, 1, row, n, bf16, w, ld);
+            }
+        }
+    }
+}
+
+void ds4_cuda_product(struct ds4_device *dev, enum ds4_form form, const struct ds4_product *p,
+                      size_t used)
+{
+    const int32_t max = form == DS4_FORM_EXACT ? EXACT_MAX_ROWS : TILE_MAX_ROWS;
+
+    if (p->group == NULL && form != DS4_FORM_INT8 && p->n > max)
+        run_blas(dev, p, form == DS4_FORM_TILE, used);
+    else
+        kernel_of(form, p->dtype)(dev, p);
+}
+
+/* ---- the operation --------------------------------------------------------------------------------- */
+
+/* Parts are padded to 64 values each; sixteen parts at most are padded at all. */
+#define PART_SLACK (16 * 64)
+
+size_t ds4_cuda_gemm_scratch(const struct ds4_device *dev, const struct ds4_limits *limits)
+{
+    const int32_t n = limits->max_tok < MAX_CHUNK ? limits->max_tok : MAX_CHUNK;
+
+    (void)dev;
+    return ds4_cuda_packed_bytes(n, 1, limits->max_cols + PART_SLACK) + DS4_WEIGHT_ROOM +
+           DS4_BLAS_ROOM + 4096;
+}
+
+void ds4_cuda_gemm(struct ds4_device *dev, const struct ds4_gemm_args *a)
+{
+    const int32_t n_all = a->x.shape[0];
+    const bool exact = a->exact || dev->products == DS4_PRODUCTS_EXACT;
+    const enum ds4_form form = ds4_cuda_form(a->w.dtype, n_all, DS4_GEMV_MAX_ROWS, exact);
+    struct ds4_product p = {};
+
+    p.dtype = a->w.dtype;
+    p.w[0] = (const uint8_t *)a->w.data;
+    p.n_w = 1;
+    p.row_bytes = a->w.row_bytes;
+    p.n_part = a->n_group;
+    p.n_row = a->w.n_row / a->n_group;
+    p.n_col = a->w.n_col;
+    p.part_bytes = (size_t)p.n_row * p.row_bytes;
+    p.y_stride = a->y.stride[0];
+    for (int32_t i = 0; i < n_all; i += MAX_CHUNK) {
+        struct ds4_dev_mat x = ds4_dev_mat_of(&a->x);
+        size_t used = 0;
+
+        p.n = n_all - i < MAX_CHUNK ? n_all - i : MAX_CHUNK;
+        x.data = (uint8_t *)x.data + i * x.stride * (x.bf16 ? 2 : 4);
+        p.x =
+            ds4_cuda_pack(dev, form, x, p.n, p.n_part, p.n_col,
+                          ds4_dev_carve(dev, ds4_cuda_packed_bytes(p.n, p.n_part, p.n_col), &used));
+        p.y[0] = (float *)a->y.data + i * p.y_stride;
+        ds4_cuda_product(dev, form, &p, used);
+    }
+}
