@@ -59,7 +59,8 @@ LIBS_common := $(call lib,libconfuse jansson libxxhash libsystemd) -lm
 LIBS_router := $(call lib,libh2o libuv libzmq libprotobuf-c libutf8proc)
 LIBS_worker := $(call lib,libzmq libprotobuf-c libzstd) -lrt
 ifeq ($(CUDA),1)
-LIBS_worker += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart -lcublas
+LIBS_gpu := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart -lcublas
+LIBS_worker += $(LIBS_gpu)
 endif
 
 # Debian's names (Ubuntu's are the same).  CUDA and NCCL come from the vendor and are optional.
@@ -89,7 +90,7 @@ SLOW     := $(addprefix $(BUILD)/tests/unit/test_,$(shell cat tests/slow.txt 2>/
 FUZZERS  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(wildcard bench/bench_*.c))
 
-.PHONY: help all deps deps-dev check check-unit check-quick check-fuzz check-e2e bench fuzz format \
+.PHONY: help all deps deps-dev check check-unit check-quick check-fuzz check-e2e bench fuzz format gpu \
         lint install example demo soak clean tests always
 .SECONDARY:
 .DELETE_ON_ERROR:
@@ -183,6 +184,19 @@ $(BUILD)/fuzz/%: $(BUILD)/obj/tests/fuzz/%.o $(if $(filter-out fuzz,$(CONFIG)),$
 $(BUILD)/bench/%: $(BUILD)/obj/bench/%.o $(BUILD)/lib/libsupport.a $(ARCHIVES)
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_all)
+
+# Programs for a machine with a GPU that need none of our libraries: kernels and what those use.
+GPU_LIBS := $(BUILD)/lib/libkernels.a $(call obj,common/err.c common/dtype.c)
+GPU_PROGRAMS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/cuda/check_*.c)) \
+                $(patsubst bench/%.cu,$(BUILD)/bench/%,$(wildcard bench/bench_*.cu))
+$(BUILD)/tests/cuda/%: $(BUILD)/obj/tests/cuda/%.o $(GPU_LIBS)
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS_gpu) -lm
+$(BUILD)/bench/bench_cuda: $(BUILD)/bench/%: $(BUILD)/obj/bench/%.o $(GPU_LIBS)
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS_gpu) -lm
+
+gpu: $(GPU_PROGRAMS) ## with CUDA=1: the checks and the bench of the CUDA kernels
 
 tests: $(UNIT) $(FUZZERS) $(BINS) ## build everything that check runs
 

@@ -302,12 +302,13 @@ ds4_gemv_rows(const struct ds4_gemv_work &k, const uint8_t *const (&x)[N], int32
 /* The IQ2_XXS vectors in shared memory, where 32 different look-ups meet 32 banks. */
 template <int D> static __device__ __forceinline__ const uint64_t *ds4_gemv_grid(uint64_t *room)
 {
-    if (D != DS4_DTYPE_IQ2_XXS)
-        return NULL;
-    for (int i = threadIdx.x; i < DS4_IQ2_CODES; i += blockDim.x)
-        room[i] = ds4_dev_iq2.vector[i];
-    __syncthreads();
-    return room;
+    if constexpr (D == DS4_DTYPE_IQ2_XXS) {
+        for (int i = threadIdx.x; i < DS4_IQ2_CODES; i += blockDim.x)
+            room[i] = ds4_dev_iq2.vector[i];
+        __syncthreads();
+        return room;
+    }
+    return NULL;
 }
 
 template <int D, int R>
