@@ -54,6 +54,7 @@ struct ds4_config {
         int64_t out_buf;
         int32_t slow_client_s;
         int32_t max_n;
+        int32_t store_max;
         bool ds4_field;
         struct ds4_config_texts cors_origins;
     } http;

@@ -46,6 +46,8 @@ const struct ds4_setting ds4_settings[] = {
         "output kept for a slow reader before its sequence pauses"),
     NUM(http, slow_client_s, "60", 1, 86400, "s", "a paused sequence is cancelled after so long"),
     NUM(http, max_n, "8", 1, 64, "", "largest n of a request"),
+    NUM(http, store_max, "256", 0, 65536, "",
+        "answers of /v1/responses kept for previous_response_id, an hour at most"),
     TXT(http, ds4_field, "true", "add the ds4 object to response bodies"),
     TXT(http, cors_origins, "", "origins allowed by CORS; \"*\" = any; empty = CORS off"),
 

@@ -12,6 +12,7 @@
 #include "common/service.h"
 #include "common/weights_file.h"
 #include "router/api/routes.h"
+#include "router/api/text_store.h"
 #include "router/bus.h"
 #include "router/cluster.h"
 #include "router/sched/sched.h"
@@ -27,9 +28,13 @@
 #include <uv.h>
 #include <xxhash.h>
 
-#define DS4_HALF_CLOSE_MS 5000
-#define DS4_DRAIN_LOOK_MS 50
-#define DS4_LAST_WORDS_MS 2000 /* connections get so long to take their last bytes */
+#define DS4_RESPONSES_BYTES   ((size_t)256 << 20)
+#define DS4_RESPONSES_AGE_NS  (3600 * DS4_NS_PER_SEC)
+#define DS4_REASONING_ENTRIES ((size_t)65536)
+#define DS4_REASONING_BYTES   ((size_t)64 << 20)
+#define DS4_HALF_CLOSE_MS     5000
+#define DS4_DRAIN_LOOK_MS     50
+#define DS4_LAST_WORDS_MS     2000 /* connections get so long to take their last bytes */
 
 struct ds4_app {
     const struct ds4_config *config;
@@ -46,6 +51,7 @@ struct ds4_app {
     struct ds4_sched *sched;
     struct ds4_cluster *cluster;
     struct ds4_server *server;
+    struct ds4_live_answers live;
     struct ds4_api_context api;
     bool draining;
     int64_t drain_until_ns;
@@ -163,6 +169,18 @@ static void join_origins(const struct ds4_config_texts *origins, char *out, size
         used += (size_t)snprintf(out + used, size - used, "%s%s", i == 0 ? "" : ",", origins->v[i]);
 }
 
+/* What the endpoints remember between requests. */
+static int open_stores(struct ds4_app *app, struct ds4_err *err)
+{
+    app->api.live = &app->live;
+    app->api.responses = ds4_text_store_new((size_t)app->config->http.store_max,
+                                            DS4_RESPONSES_BYTES, DS4_RESPONSES_AGE_NS, err);
+    if (app->api.responses == NULL)
+        return -1;
+    app->api.reasoning = ds4_text_store_new(DS4_REASONING_ENTRIES, DS4_REASONING_BYTES, 0, err);
+    return app->api.reasoning == NULL ? -1 : 0;
+}
+
 static int open_server(struct ds4_app *app, struct ds4_err *err)
 {
     static char origins[4096]; /* borrowed by the server for the process's life */
@@ -180,6 +198,8 @@ static int open_server(struct ds4_app *app, struct ds4_err *err)
         .refuse = ds4_routes_refuse,
     };
 
+    if (open_stores(app, err) != 0)
+        return -1;
     join_origins(&c->http.cors_origins, origins, sizeof(origins));
     app->api.loop = &app->loop;
     app->api.config = c;
@@ -327,6 +347,8 @@ void ds4_app_close(struct ds4_app *app)
     run_out(app);
     ds4_server_close(app->server);
     ds4_bus_close(app->bus);
+    ds4_text_store_free(app->api.responses);
+    ds4_text_store_free(app->api.reasoning);
     ds4_metrics_free(app->metrics);
     ds4_bpe_free(app->bpe);
     ds4_vocab_free(app->vocab);

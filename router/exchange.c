@@ -299,8 +299,8 @@ void ds4_exchange_set_header(struct ds4_exchange *x, const char *name, const cha
         return;
     name_copy = h2o_strdup(&x->req->pool, name, SIZE_MAX);
     value_copy = h2o_strdup(&x->req->pool, value, SIZE_MAX);
-    h2o_add_header_by_str(&x->req->pool, &x->req->res.headers, name_copy.base, name_copy.len, 1,
-                          NULL, value_copy.base, value_copy.len);
+    h2o_set_header_by_str(&x->req->pool, &x->req->res.headers, name_copy.base, name_copy.len, 1,
+                          value_copy.base, value_copy.len, 1);
 }
 
 /* HTTP/1 clients show the phrase to people; h2o adds none for statuses set by a handler. */

@@ -47,7 +47,7 @@ void ds4_exchange_on_gone(struct ds4_exchange *x, ds4_gone_fn gone, void *owner)
 void ds4_exchange_on_drained(struct ds4_exchange *x, ds4_drained_fn drained, void *owner);
 bool ds4_exchange_is_gone(const struct ds4_exchange *x);
 
-/* Adds a response header (copied) before reply or start; name lower-case. */
+/* Sets a response header (copied) before reply or start, instead of an earlier value; name lower-case. */
 void ds4_exchange_set_header(struct ds4_exchange *x, const char *name, const char *value);
 
 /* The whole answer.  Body is copied; HEAD requests get its length only.  Ends the exchange. */

@@ -9,6 +9,7 @@
 #include "common/json_write.h"
 #include "common/log.h"
 #include "router/api/logprobs.h"
+#include "router/api/parts.h"
 #include "router/cluster.h"
 #include "router/sched/sched.h"
 #include "router/sse.h"
@@ -57,6 +58,11 @@ static struct ds4_answer *new_answer(const struct ds4_api_context *context,
     answer->parallel_calls = true;
     ds4_buf_init(&answer->notes, DS4_NOTES_BYTES);
     choose_id(answer);
+    answer->link = &context->live->first;
+    answer->next = context->live->first;
+    if (answer->next != NULL)
+        answer->next->link = &answer->next;
+    context->live->first = answer;
     return answer;
 }
 
@@ -67,6 +73,7 @@ static void free_choice(struct ds4_choice *choice)
         ds4_buf_deinit(&choice->calls.ptr[i].arguments);
     }
     DS4_VEC_DEINIT(&choice->calls);
+    DS4_VEC_DEINIT(&choice->parts);
     DS4_VEC_DEINIT(&choice->undecided);
     ds4_buf_deinit(&choice->reasoning);
     ds4_buf_deinit(&choice->content);
@@ -77,6 +84,9 @@ static void free_choice(struct ds4_choice *choice)
 
 static void free_answer(struct ds4_answer *answer)
 {
+    *answer->link = answer->next;
+    if (answer->next != NULL)
+        answer->next->link = answer->link;
     for (int32_t i = 0; i < answer->n_choice; i++)
         free_choice(&answer->choice[i]);
     ds4_buf_deinit(&answer->notes);
@@ -135,9 +145,9 @@ struct ds4_usage ds4_answer_usage(const struct ds4_answer *answer)
         const struct ds4_choice *choice = &answer->choice[i];
         const struct ds4_usage *one = choice->done ? &choice->result.usage : &choice->req->usage;
 
-        if (i == 0) {
-            sum.prompt_tok = one->prompt_tok;
-            sum.cached_tok = one->cached_tok;
+        if (answer->n_per_prompt > 0 ? i % answer->n_per_prompt == 0 : i == 0) {
+            sum.prompt_tok += one->prompt_tok;
+            sum.cached_tok += one->cached_tok;
         }
         sum.completion_tok += one->completion_tok;
         sum.reasoning_tok += one->reasoning_tok;
@@ -173,6 +183,7 @@ static void collect(struct ds4_choice *choice, const struct ds4_events *events)
         const struct ds4_event *event = &events->list.ptr[i];
         struct ds4_str text = ds4_event_text(events, event);
 
+        ds4_parts_add(choice, event);
         switch (event->kind) {
         case DS4_EVENT_REASONING:
             (void)ds4_buf_append_str(&choice->reasoning, text);
@@ -363,6 +374,20 @@ static void check_end(struct ds4_answer *answer)
     free_answer(answer);
 }
 
+void ds4_answer_cancel(struct ds4_answer *answer)
+{
+    cancel_open(answer, DS4_CANCEL_API);
+}
+
+struct ds4_answer *ds4_answer_find(const struct ds4_api_context *context, struct ds4_str id)
+{
+    struct ds4_answer *answer = context->live->first;
+
+    while (answer != NULL && !ds4_str_equal(ds4_str_view(answer->id), id))
+        answer = answer->next;
+    return answer;
+}
+
 static void on_gone(void *owner)
 {
     cancel_open(owner, DS4_CANCEL_DISCONNECT);
@@ -423,12 +448,14 @@ static int check_ready(const struct ds4_answer *answer, struct ds4_api_error *er
     return -1;
 }
 
-static void set_effort_headers(struct ds4_answer *answer)
+static void set_headers(struct ds4_answer *answer)
 {
     const struct ds4_request *req = answer->choice[0].req;
     const struct ds4_request_effort *effort = &req->effort;
     char text[256];
 
+    if (answer->dialect->style == DS4_STYLE_ANTHROPIC)
+        ds4_exchange_set_header(answer->x, "request-id", ds4_exchange_id(answer->x));
     ds4_exchange_set_header(answer->x, "x-ds4-thinking", effort->thinking ? "on" : "off");
     (void)snprintf(text, sizeof(text), "%.*s", DS4_STR_ARG(effort->applied));
     ds4_exchange_set_header(answer->x, "x-ds4-effort", text);
@@ -524,7 +551,7 @@ void ds4_answer_start(const struct ds4_api_context *context, const struct ds4_di
     answer->in_start = true;
     ds4_exchange_on_gone(x, on_gone, answer);
     if (check_ready(answer, &error) == 0 && dialect->parse(answer, &error) == 0) {
-        set_effort_headers(answer);
+        set_headers(answer);
         if ((!answer->stream || open_stream(answer, &error) == 0) &&
             submit_all(answer, &error) == 0) {
             answer->in_start = false;

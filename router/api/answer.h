@@ -30,6 +30,13 @@ struct ds4_answer_call {
     bool incomplete;
 };
 
+/* A stretch of the answer; see api/parts.h. */
+struct ds4_answer_part {
+    enum ds4_event_kind kind; /* REASONING | CONTENT | CALL_BEGIN */
+    size_t at, len;           /* of a text: where it lies in `reasoning` or `content` */
+    uint32_t call;
+};
+
 struct ds4_choice {
     struct ds4_answer *answer;
     int32_t index;
@@ -44,6 +51,9 @@ struct ds4_choice {
     struct ds4_buf reasoning;
     struct ds4_buf content;
     DS4_VEC(struct ds4_answer_call) calls;
+    DS4_VEC(struct ds4_answer_part) parts;
+    size_t n_part_opened; /* a stream's place in the list */
+    bool part_open;
 
     /* Log-probabilities as comma-separated JSON items not yet sent, and tokens whose channel is not
      * known yet. */
@@ -61,6 +71,7 @@ struct ds4_answer {
     char id[DS4_ANSWER_ID_BYTES];
     int64_t created_unix_s;
     int32_t n_choice;
+    int32_t n_per_prompt; /* choices that share a prompt; 0: all do */
     struct ds4_choice choice[DS4_MAX_CHOICES];
     bool stream;
     bool include_usage;
@@ -68,6 +79,7 @@ struct ds4_answer {
     bool include_reasoning;
     bool return_progress;
     bool parallel_calls;
+    void *state;            /* the dialect's own, in the arena of choice 0's request */
     struct ds4_buf notes;   /* JSON items of ds4.downgrades, comma-separated */
     char progress_text[96]; /* keep-alive comment during prefill */
 
@@ -77,6 +89,7 @@ struct ds4_answer {
     bool cancelling;
     int32_t n_open; /* choices the scheduler holds */
     bool in_start;
+    struct ds4_answer *next, **link; /* list of running answers */
 };
 
 /* Starts an answer for the exchange: takes it over and ends it. */
@@ -91,7 +104,12 @@ struct ds4_request *ds4_answer_add_request(struct ds4_answer *answer, int32_t in
 void ds4_answer_note(struct ds4_answer *answer, const char *what, const char *from, const char *to,
                      const char *why);
 
-/* Sums over the choices: prompt tokens once, completions of all. */
+/* Cancels what still runs; the answer ends with an error.  Other answers of the loop are not touched. */
+void ds4_answer_cancel(struct ds4_answer *answer);
+/* The running answer with this id, NULL if there is none. */
+struct ds4_answer *ds4_answer_find(const struct ds4_api_context *context, struct ds4_str id);
+
+/* Sums over the choices: the tokens of each prompt once, completions of all. */
 struct ds4_usage ds4_answer_usage(const struct ds4_answer *answer);
 
 #endif

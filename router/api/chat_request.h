@@ -2,26 +2,15 @@
 #ifndef DS4_ROUTER_API_CHAT_REQUEST_H
 #define DS4_ROUTER_API_CHAT_REQUEST_H
 
-#include "common/arena.h"
 #include "router/api/answer.h"
-#include "router/text/normalise.h"
-#include "router/text/prompt.h"
+#include "router/api/chat_prompt.h"
 
 /* Body of the answer's exchange -> one request per choice, prompt tokenised, parser ready.  -1 with
  * *error. */
 int ds4_chat_request_parse(struct ds4_answer *answer, struct ds4_api_error *error);
 
-/* A chat body's way to its prompt, also used by /apply-template and /tokenize.  The caller has
- * initialised prompt and ids are empty; all three are filled on 0. */
-struct ds4_chat_prompt {
-    struct ds4_conversation conversation;
-    struct ds4_effort effort;
-    struct ds4_prompt prompt;
-    struct ds4_ids ids;
-};
-void ds4_chat_prompt_init(struct ds4_chat_prompt *prompt);
-void ds4_chat_prompt_deinit(struct ds4_chat_prompt *prompt);
-/* `root` is the request object; everything borrows from it and the arena. */
+/* A chat body's way to its prompt, also used by /apply-template and /tokenize.  `root` is the request
+ * object; *out is initialised; everything borrows from root and the arena. */
 int ds4_chat_prompt_build(const struct ds4_api_context *context, const struct ds4_jt_node *root,
                           struct ds4_arena *arena, struct ds4_chat_prompt *out,
                           struct ds4_api_error *error);

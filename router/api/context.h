@@ -15,6 +15,14 @@ struct ds4_metrics;
 struct ds4_vocab;
 struct ds4_bpe;
 
+struct ds4_answer;
+struct ds4_text_store;
+
+/* The answers that run; see ds4_answer_find. */
+struct ds4_live_answers {
+    struct ds4_answer *first;
+};
+
 struct ds4_api_context {
     struct uv_loop_s *loop;
     const struct ds4_config *config;
@@ -24,6 +32,9 @@ struct ds4_api_context {
     struct ds4_cluster *cluster;
     struct ds4_sched *sched;
     struct ds4_metrics *metrics;
+    struct ds4_live_answers *live;
+    struct ds4_text_store *responses; /* id -> what /v1/responses keeps */
+    struct ds4_text_store *reasoning; /* opaque token -> reasoning that a client carries */
     enum ds4_release release;
     char model_name[128]; /* the served name */
     char fingerprint[64]; /* system_fingerprint: build and weights */

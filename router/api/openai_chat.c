@@ -11,6 +11,7 @@
 #include "router/api/answer.h"
 #include "router/api/chat_request.h"
 #include "router/api/logprobs.h"
+#include "router/api/side_field.h"
 #include "router/sse.h"
 
 #define DS4_FRAME_BYTES ((size_t)64 << 20)
@@ -86,53 +87,6 @@ static const char *finish_reason(const struct ds4_choice *choice)
     return "stop";
 }
 
-/* What was asked, what was done, and why: nothing is changed silently. */
-static void write_side_field(const struct ds4_answer *answer, struct ds4_jw *w)
-{
-    const struct ds4_choice *choice = &answer->choice[0];
-    const struct ds4_request_effort *effort = &choice->req->effort;
-    struct ds4_buf list;
-
-    if (!answer->context->config->http.ds4_field)
-        return;
-    ds4_jw_key(w, "ds4");
-    ds4_jw_object(w);
-    ds4_jw_key(w, "thinking");
-    ds4_jw_str(w, effort->applied);
-    ds4_jw_key(w, "effort_requested");
-    if (effort->requested.len > 0)
-        ds4_jw_str(w, effort->requested);
-    else
-        ds4_jw_null(w);
-    ds4_jw_key(w, "effort_applied");
-    ds4_jw_str(w, effort->applied);
-    ds4_jw_key(w, "effort_source");
-    ds4_jw_str(w, effort->source);
-    ds4_jw_key(w, "downgraded");
-    ds4_jw_bool(w, effort->downgraded);
-    ds4_jw_key(w, "downgrade_reason");
-    if (effort->downgraded)
-        ds4_jw_str(w, effort->why);
-    else
-        ds4_jw_null(w);
-    ds4_jw_key(w, "stop_detail");
-    ds4_jw_text(w, ds4_end_text(choice->result.end));
-    ds4_jw_key(w, "seed");
-    ds4_jw_int(w, (int64_t)choice->req->sampling.seed);
-    ds4_jw_key(w, "truncated_tool_args");
-    ds4_jw_bool(w, choice->finish.truncated_tool_args);
-    ds4_jw_key(w, "truncated_in_reasoning");
-    ds4_jw_bool(w, choice->finish.truncated_in_reasoning);
-    ds4_jw_key(w, "downgrades");
-    ds4_buf_init(&list, DS4_FRAME_BYTES);
-    (void)ds4_buf_append_byte(&list, '[');
-    (void)ds4_buf_append_str(&list, ds4_buf_view(&answer->notes));
-    (void)ds4_buf_append_byte(&list, ']');
-    ds4_jw_raw(w, ds4_buf_view(&list));
-    ds4_buf_deinit(&list);
-    ds4_jw_end(w);
-}
-
 static void write_reasoning(const struct ds4_answer *answer, struct ds4_str text, struct ds4_jw *w)
 {
     unsigned int field = answer->context->config->parse.reasoning_field;
@@ -187,7 +141,7 @@ static void send_chunk(struct chunk *chunk, struct ds4_choice *choice, const cha
     if (answer->continuous_usage)
         write_usage(answer, &chunk->w);
     if (last)
-        write_side_field(answer, &chunk->w);
+        ds4_side_field_write(answer, &chunk->w);
     ds4_jw_end(&chunk->w);
     ds4_sse_send_data(answer->sse, ds4_buf_view(&chunk->buf));
     ds4_buf_deinit(&chunk->buf);
@@ -283,7 +237,7 @@ static void chat_done(struct ds4_answer *answer)
         ds4_jw_array(&w);
         ds4_jw_end(&w);
         write_usage(answer, &w);
-        write_side_field(answer, &w);
+        ds4_side_field_write(answer, &w);
         ds4_jw_end(&w);
         ds4_sse_send_data(answer->sse, ds4_buf_view(&buf));
         ds4_buf_deinit(&buf);
@@ -408,7 +362,7 @@ static void chat_whole(struct ds4_answer *answer, struct ds4_buf *body)
     }
     ds4_jw_end(&w);
     write_usage(answer, &w);
-    write_side_field(answer, &w);
+    ds4_side_field_write(answer, &w);
     ds4_jw_end(&w);
 }
 

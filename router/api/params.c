@@ -190,44 +190,43 @@ static int read_ids(const struct ds4_json *body, const char *key, size_t max,
 
 /* ---- stops --------------------------------------------------------------------------------------- */
 
-static int add_stop_text(struct ds4_request *req, const struct ds4_json *value,
+static int add_stop_text(struct ds4_request *req, const struct ds4_json *value, const char *key,
                          struct ds4_api_error *error)
 {
     struct ds4_str text;
 
     if (ds4_json_type(value) != DS4_JSON_STRING)
-        return ds4_api_fail(error, "invalid_value", "stop",
-                            "stop must be a string or a list of strings");
+        return ds4_api_fail(error, "invalid_value", key, "%s must be a string or a list of strings",
+                            key);
     text = ds4_json_str(value);
     if (text.len == 0)
         return 0;
     if (text.len > DS4_MAX_STOP_BYTES)
-        return ds4_api_fail(error, "invalid_value", "stop",
-                            "a stop string is %zu bytes, at most %zu", text.len,
-                            DS4_MAX_STOP_BYTES);
+        return ds4_api_fail(error, "invalid_value", key, "a stop string is %zu bytes, at most %zu",
+                            text.len, DS4_MAX_STOP_BYTES);
     if (req->n_stop_text == DS4_MAX_STOP_TEXTS)
-        return ds4_api_fail(error, "invalid_value", "stop", "stop has more than %d strings",
+        return ds4_api_fail(error, "invalid_value", key, "%s has more than %d strings", key,
                             DS4_MAX_STOP_TEXTS);
     text = ds4_arena_copy(&req->arena, text);
     if (text.ptr == NULL)
-        return ds4_api_fail(error, "internal_error", NULL, "no memory for stop");
+        return ds4_api_fail(error, "internal_error", NULL, "no memory for %s", key);
     req->stop_text[req->n_stop_text++] = text;
     return 0;
 }
 
-static int read_stops(const struct ds4_json *body, const struct ds4_vocab *vocab,
+static int read_stops(const struct ds4_json *body, const char *key, const struct ds4_vocab *vocab,
                       struct ds4_request *req, struct ds4_api_error *error)
 {
-    const struct ds4_json *stop = ds4_json_find(body, "stop");
+    const struct ds4_json *stop = ds4_json_find(body, key);
     const size_t room = (size_t)(DS4_MAX_STOP_IDS - req->n_stop_id);
     const int32_t *ids = NULL;
     int32_t n = 0;
 
     if (ds4_json_type(stop) == DS4_JSON_ARRAY) {
         for (size_t i = 0; i < ds4_json_len(stop); i++)
-            if (add_stop_text(req, ds4_json_at(stop, i), error) != 0)
+            if (add_stop_text(req, ds4_json_at(stop, i), key, error) != 0)
                 return -1;
-    } else if (stop != NULL && add_stop_text(req, stop, error) != 0) {
+    } else if (stop != NULL && add_stop_text(req, stop, key, error) != 0) {
         return -1;
     }
     if (read_ids(body, "stop_token_ids", room, vocab, &req->arena, &ids, &n, error) != 0)
@@ -258,17 +257,16 @@ static void add_model_stops(const struct ds4_vocab *vocab, struct ds4_request *r
 
 /* ---- limits and log-probabilities ------------------------------------------------------------------ */
 
-static int read_limits(const struct ds4_json *body, struct ds4_request *req,
-                       struct ds4_api_error *error)
+static int read_limits(const struct ds4_json *body, const struct ds4_param_names *names,
+                       struct ds4_request *req, struct ds4_api_error *error)
 {
-    static const char *const keys[] = {"max_tokens", "max_completion_tokens", "n_predict"};
     int64_t value, min_new = 0;
 
-    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+    for (size_t i = 0; i < DS4_PARAM_LIMITS; i++) {
         value = 0;
-        if (ds4_json_find(body, keys[i]) == NULL)
+        if (names->limits[i] == NULL || ds4_json_find(body, names->limits[i]) == NULL)
             continue;
-        if (read_int(body, keys[i], 1, DS4_TOKEN_COUNT_MAX, &value, error) != 0)
+        if (read_int(body, names->limits[i], 1, DS4_TOKEN_COUNT_MAX, &value, error) != 0)
             return -1;
         if (req->max_new_asked == 0 || value < req->max_new_asked)
             req->max_new_asked = (int32_t)value;
@@ -278,14 +276,32 @@ static int read_limits(const struct ds4_json *body, struct ds4_request *req,
         return -1;
     if (req->max_new_asked > 0 && min_new > req->max_new_asked)
         return ds4_api_fail(error, "invalid_value", "min_tokens",
-                            "min_tokens is %lld, more than max_tokens %d", (long long)min_new,
-                            req->max_new_asked);
+                            "min_tokens is %lld, more than %s %d", (long long)min_new,
+                            names->limits[0], req->max_new_asked);
     req->sampling.min_new_tok = (int32_t)min_new;
     return 0;
 }
 
-static int read_logprobs(const struct ds4_json *body, struct ds4_request *req,
-                         struct ds4_api_error *error)
+int ds4_params_read(const struct ds4_json *body, const struct ds4_api_context *context,
+                    const struct ds4_param_names *names, struct ds4_request *req,
+                    struct ds4_api_error *error)
+{
+    struct ds4_sampling *s = &req->sampling;
+
+    s->temperature = (float)context->config->sampling.temperature;
+    s->top_p = (float)context->config->sampling.top_p;
+    add_model_stops(context->vocab, req);
+    if (read_filters(body, s, error) != 0 || read_seed(body, s, error) != 0 ||
+        read_bias(body, context->vocab, req, error) != 0 ||
+        read_ids(body, "allowed_token_ids", DS4_MAX_ALLOWED_IDS, context->vocab, &req->arena,
+                 &s->allowed_id, &s->n_allowed, error) != 0 ||
+        read_stops(body, names->stop, context->vocab, req, error) != 0)
+        return -1;
+    return read_limits(body, names, req, error);
+}
+
+int ds4_params_read_logprobs(const struct ds4_json *body, struct ds4_request *req,
+                             struct ds4_api_error *error)
 {
     bool wanted = false;
     int64_t top = 0;
@@ -298,23 +314,6 @@ static int read_logprobs(const struct ds4_json *body, struct ds4_request *req,
                             "top_logprobs needs logprobs to be true");
     req->sampling.n_logprobs = wanted ? (int32_t)top : -1;
     return 0;
-}
-
-int ds4_params_read(const struct ds4_json *body, const struct ds4_api_context *context,
-                    struct ds4_request *req, struct ds4_api_error *error)
-{
-    struct ds4_sampling *s = &req->sampling;
-
-    s->temperature = (float)context->config->sampling.temperature;
-    s->top_p = (float)context->config->sampling.top_p;
-    add_model_stops(context->vocab, req);
-    if (read_filters(body, s, error) != 0 || read_seed(body, s, error) != 0 ||
-        read_bias(body, context->vocab, req, error) != 0 ||
-        read_ids(body, "allowed_token_ids", DS4_MAX_ALLOWED_IDS, context->vocab, &req->arena,
-                 &s->allowed_id, &s->n_allowed, error) != 0 ||
-        read_stops(body, context->vocab, req, error) != 0 || read_limits(body, req, error) != 0)
-        return -1;
-    return read_logprobs(body, req, error);
 }
 
 static const void *copy_array(struct ds4_arena *arena, const void *from, int32_t n, size_t size)

@@ -1,16 +1,26 @@
-/* The request members that mean the same in every OpenAI-shaped dialect: sampling, limits, stops. */
+/* The request members that mean the same in every dialect: sampling, limits, stops. */
 #ifndef DS4_ROUTER_API_PARAMS_H
 #define DS4_ROUTER_API_PARAMS_H
 
 #include "common/json.h"
 #include "router/api/answer.h"
 
+/* What a dialect calls them; unused places are NULL. */
+#define DS4_PARAM_LIMITS 3
+struct ds4_param_names {
+    const char *stop;
+    const char *limits[DS4_PARAM_LIMITS];
+};
+
 /* temperature, top_p, top_k, min_p, penalties, logit_bias, seed, allowed_token_ids, min_tokens,
- * ignore_eos, stop, stop_token_ids, max_tokens / max_completion_tokens / n_predict, logprobs,
- * top_logprobs: checked for type and range, written into req.  Absent members take the server's
- * settings.  -1 with *error naming the member. */
+ * ignore_eos, stop_token_ids, stop strings and the limit of new tokens: checked for type and range,
+ * written into req.  Absent members take the server's settings.  -1 with *error naming the member. */
 int ds4_params_read(const struct ds4_json *body, const struct ds4_api_context *context,
-                    struct ds4_request *req, struct ds4_api_error *error);
+                    const struct ds4_param_names *names, struct ds4_request *req,
+                    struct ds4_api_error *error);
+/* logprobs, a boolean, and top_logprobs. */
+int ds4_params_read_logprobs(const struct ds4_json *body, struct ds4_request *req,
+                             struct ds4_api_error *error);
 
 /* Copies sampling, stops and limits of `from` into `to` for a further choice: its own arena copies,
  * its own seed (`from`'s plus the index). */

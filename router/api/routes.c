@@ -3,6 +3,7 @@
 #include "router/api/routes.h"
 
 #include "router/api/answer.h"
+#include "router/api/anthropic.h"
 #include "router/api/error.h"
 #include "router/api/health.h"
 #include "router/api/models.h"
@@ -16,6 +17,11 @@ static void chat(struct ds4_exchange *x, void *context)
     ds4_answer_start(context, &ds4_dialect_openai_chat, x);
 }
 
+static void messages(struct ds4_exchange *x, void *context)
+{
+    ds4_answer_start(context, &ds4_dialect_anthropic, x);
+}
+
 static void not_offered(struct ds4_exchange *x, void *context)
 {
     struct ds4_str path = ds4_exchange_path(x);
@@ -24,7 +30,7 @@ static void not_offered(struct ds4_exchange *x, void *context)
     (void)context;
     (void)ds4_api_fail(
         &error, "endpoint_not_supported", NULL,
-        "%.*s is not offered here; this server has /v1/chat/completions, /v1/models, "
+        "%.*s is not offered here; this server has /v1/chat/completions, /v1/messages, /v1/models, "
         "/tokenize, /detokenize and /apply-template",
         DS4_STR_ARG(path));
     ds4_api_error_reply(&error, DS4_STYLE_OPENAI, x);
@@ -36,6 +42,8 @@ static struct ds4_route routes[] = {
     [DS4_ROUTE_METRICS] = {"/metrics", DS4_METHOD_GET, false, ds4_metrics_handle},
     {"/v1/chat/completions", DS4_METHOD_POST, false, chat},
     {"/chat/completions", DS4_METHOD_POST, false, chat},
+    {"/v1/messages", DS4_METHOD_POST, false, messages},
+    {"/v1/messages/count_tokens", DS4_METHOD_POST, false, ds4_count_tokens_handle},
     {"/v1/models", DS4_METHOD_GET, false, ds4_models_handle},
     {"/models", DS4_METHOD_GET, false, ds4_models_handle},
     {"/v1/models/*", DS4_METHOD_GET, false, ds4_model_handle},

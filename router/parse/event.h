@@ -37,6 +37,7 @@ struct ds4_finish {
     bool truncated_tool_args;    /* a call is incomplete: its arguments are deliberately not JSON */
     bool truncated_in_reasoning; /* the length limit came before </think> */
     bool stop_string;            /* a stop string of the request ended the turn */
+    struct ds4_str stop_text;    /* that string, borrowed from the parser's configuration */
     bool pseudo_tag; /* tools declared, none called, call-like markup left in the text */
 };
 

@@ -138,6 +138,7 @@ static void pass_stops(struct ds4_stream *s, struct ds4_str text)
     ds4_buf_clear(&s->stop_held);
     ds4_stop_reset(&s->stop);
     s->stop_hit = true;
+    s->stop_text = r.text;
 }
 
 /* No stop string spans a call or a think tag: what was held is text. */

@@ -65,17 +65,21 @@ struct ds4_stop_result ds4_stop_feed(struct ds4_stop *stop, struct ds4_str text)
 
     for (size_t i = 0; i < text.len; i++) {
         size_t longest = 0;
+        struct ds4_str which = {NULL, 0};
+
         for (size_t k = 0; k < stop->n_strings; k++) {
             struct ds4_stop_string *s = &stop->strings[k];
             while (s->matched > 0 && text.ptr[i] != s->text.ptr[s->matched])
                 s->matched = s->fail[s->matched - 1];
             if (text.ptr[i] == s->text.ptr[s->matched])
                 s->matched++;
-            if (s->matched == s->text.len && s->matched > longest)
+            if (s->matched == s->text.len && s->matched > longest) {
                 longest = s->matched;
+                which = s->text;
+            }
         }
         if (longest > 0)
-            return (struct ds4_stop_result){.hit = true, .used = i + 1, .held = longest};
+            return (struct ds4_stop_result){.hit = true, .text = which, .used = i + 1, .held = longest};
     }
     for (size_t k = 0; k < stop->n_strings; k++)
         if (stop->strings[k].matched > out.held)

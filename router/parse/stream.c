@@ -395,6 +395,7 @@ int ds4_stream_finish(struct ds4_stream *s, enum ds4_engine_finish engine, struc
     if (!s->turn_over && !s->stop_hit)
         end_stream(s, engine == DS4_ENGINE_LENGTH);
     finish.stop_string = s->stop_hit;
+    finish.stop_text = s->stop_text;
     finish.truncated_tool_args = s->incomplete;
     finish.pseudo_tag = s->pseudo_tag && s->n_calls == 0;
     finish.truncated_in_reasoning =

@@ -512,3 +512,23 @@ int ds4_chat_json_read(const struct ds4_jt_node *root, enum ds4_release release,
         return -1;
     return read_wish(&r, root);
 }
+
+int ds4_chat_json_read_effort(const struct ds4_jt_node *root, struct ds4_arena *arena,
+                              struct ds4_conversation *out, struct ds4_param *param,
+                              struct ds4_err *err)
+{
+    struct reader r = {arena, out, param, err};
+
+    *param = (struct ds4_param){.code = INVALID};
+    return read_wish(&r, root);
+}
+
+int ds4_chat_json_read_tool_choice(const struct ds4_jt_node *root, struct ds4_arena *arena,
+                                   struct ds4_conversation *out, struct ds4_param *param,
+                                   struct ds4_err *err)
+{
+    struct reader r = {arena, out, param, err};
+
+    *param = (struct ds4_param){.code = INVALID};
+    return read_tool_choice(&r, root);
+}

@@ -19,4 +19,13 @@ int ds4_chat_json_read(const struct ds4_jt_node *root, enum ds4_release release,
                        struct ds4_arena *arena, struct ds4_conversation *out,
                        struct ds4_param *param, struct ds4_err *err) DS4_MUST_CHECK;
 
+/* The same for dialects that read messages and tools themselves; out->chat.release and out->tools are
+ * set.  Effort: every field of the priority list.  Tool choice: the forms of all dialects. */
+int ds4_chat_json_read_effort(const struct ds4_jt_node *root, struct ds4_arena *arena,
+                              struct ds4_conversation *out, struct ds4_param *param,
+                              struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_chat_json_read_tool_choice(const struct ds4_jt_node *root, struct ds4_arena *arena,
+                                   struct ds4_conversation *out, struct ds4_param *param,
+                                   struct ds4_err *err) DS4_MUST_CHECK;
+
 #endif

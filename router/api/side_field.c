@@ -1,0 +1,49 @@
+/* The object `ds4` of answers (step 15). */
+#include "router/api/side_field.h"
+
+/* What was asked, what was done, and why: nothing is changed silently. */
+void ds4_side_field_write(const struct ds4_answer *answer, struct ds4_jw *w)
+{
+    const struct ds4_choice *choice = &answer->choice[0];
+    const struct ds4_request_effort *effort = &choice->req->effort;
+    struct ds4_buf list;
+
+    if (!answer->context->config->http.ds4_field)
+        return;
+    ds4_jw_key(w, "ds4");
+    ds4_jw_object(w);
+    ds4_jw_key(w, "thinking");
+    ds4_jw_str(w, effort->applied);
+    ds4_jw_key(w, "effort_requested");
+    if (effort->requested.len > 0)
+        ds4_jw_str(w, effort->requested);
+    else
+        ds4_jw_null(w);
+    ds4_jw_key(w, "effort_applied");
+    ds4_jw_str(w, effort->applied);
+    ds4_jw_key(w, "effort_source");
+    ds4_jw_str(w, effort->source);
+    ds4_jw_key(w, "downgraded");
+    ds4_jw_bool(w, effort->downgraded);
+    ds4_jw_key(w, "downgrade_reason");
+    if (effort->downgraded)
+        ds4_jw_str(w, effort->why);
+    else
+        ds4_jw_null(w);
+    ds4_jw_key(w, "stop_detail");
+    ds4_jw_text(w, ds4_end_text(choice->result.end));
+    ds4_jw_key(w, "seed");
+    ds4_jw_int(w, (int64_t)choice->req->sampling.seed);
+    ds4_jw_key(w, "truncated_tool_args");
+    ds4_jw_bool(w, choice->finish.truncated_tool_args);
+    ds4_jw_key(w, "truncated_in_reasoning");
+    ds4_jw_bool(w, choice->finish.truncated_in_reasoning);
+    ds4_jw_key(w, "downgrades");
+    ds4_buf_init(&list, SIZE_MAX / 2);
+    (void)ds4_buf_append_byte(&list, '[');
+    (void)ds4_buf_append_str(&list, ds4_buf_view(&answer->notes));
+    (void)ds4_buf_append_byte(&list, ']');
+    ds4_jw_raw(w, ds4_buf_view(&list));
+    ds4_buf_deinit(&list);
+    ds4_jw_end(w);
+}
