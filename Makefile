@@ -66,10 +66,11 @@ endif
 # Debian's names (Ubuntu's are the same).  CUDA and NCCL come from the vendor and are optional.
 DEPS     := build-essential pkg-config libh2o-dev libuv1-dev libzmq3-dev libprotobuf-c-dev \
             protobuf-c-compiler libjansson-dev libconfuse-dev libutf8proc-dev uthash-dev \
-            libxxhash-dev libzstd-dev libsystemd-dev
-DEPS_DEV := libcmocka-dev clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 shellcheck \
-            prometheus wrk nghttp2-client python3 git \
-            $(if $(shell command -v node 2>/dev/null),,nodejs) $(if $(shell command -v npm 2>/dev/null),,npm)
+            libxxhash-dev libzstd-dev libsystemd-dev python3
+DEPS_CHECK := libcmocka-dev $(if $(filter none,$(VOCAB)),,$(foreach c,node npm,$(if \
+              $(shell command -v $(c) 2>/dev/null),,$(c:node=nodejs))))
+DEPS_DEV := $(DEPS_CHECK) clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 shellcheck \
+            prometheus wrk nghttp2-client git
 
 MAINS  := router/main.c router/text_main.c worker/main.c worker/gguf_main.c
 SRC_common  := $(wildcard common/*.c)
@@ -117,6 +118,17 @@ deps: ## install the libraries (apt-get; nothing happens when all are there)
 
 deps-dev: deps ## and the tools for tests, lint and fuzzing
 	@tests/install.sh "$(SUDO)" $(DEPS_DEV)
+
+# The two commands of the README start from a bare machine: make builds what it includes, then reads this
+# file anew and finds pkg-config.  They use every core unless -j says otherwise.
+BARE := $(if $(findstring n,$(firstword -$(MAKEFLAGS))),,$(filter demo check,$(MAKECMDGOALS)))
+ifneq ($(BARE),)
+include $(BARE:%=build/deps-%.mk)
+MAKEFLAGS += -j$(shell nproc)
+endif
+build/deps-%.mk: Makefile
+	@tests/install.sh "$(SUDO)" $(DEPS) $(if $(filter check,$*),$(DEPS_CHECK))
+	@mkdir -p $(@D) && touch $@
 
 # ---- compile ------------------------------------------------------------------------------------
 $(BUILD)/obj/%.o: %.c
