@@ -66,7 +66,7 @@ endif
 # Debian's names (Ubuntu's are the same).  CUDA and NCCL come from the vendor and are optional.
 DEPS     := build-essential pkg-config libh2o-dev libuv1-dev libzmq3-dev libprotobuf-c-dev \
             protobuf-c-compiler libjansson-dev libconfuse-dev libutf8proc-dev uthash-dev \
-            libxxhash-dev libzstd-dev libsystemd-dev python3
+            libxxhash-dev libzstd-dev libsystemd-dev libssl-dev python3
 DEPS_CHECK := libcmocka-dev $(if $(filter none,$(VOCAB)),,$(foreach c,node npm,$(if \
               $(shell command -v $(c) 2>/dev/null),,$(c:node=nodejs))))
 DEPS_DEV := $(DEPS_CHECK) clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 shellcheck \
