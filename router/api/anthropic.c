@@ -34,7 +34,10 @@ static const char *stop_reason(const struct ds4_choice *choice)
     case DS4_END_STOP:
         if (choice->finish.reason == DS4_FINISH_LENGTH)
             return "max_tokens"; /* a call cut inside a value */
-        return choice->finish.stop_string ? "stop_sequence" : "end_turn";
+        if (choice->finish.stop_string)
+            return "stop_sequence";
+        /* A named tool ends the turn as "stop" in the OpenAI dialects, not in this one. */
+        return choice->calls.len > 0 ? "tool_use" : "end_turn";
     case DS4_END_REPETITION:
     case DS4_END_ERROR:
     case DS4_END_CANCELLED:

@@ -264,8 +264,8 @@ class Messages(Recorded, unittest.TestCase):
         status, answer = self.ask(messages=hello, tools=[WEATHER],
                                   tool_choice={"type": "tool", "name": "get_weather"})
         self.assertEqual(status, 200, answer)
-        self.assertEqual([b["name"] for b in answer["content"] if b["type"] == "tool_use"],
-                         ["get_weather"])
+        names = {b["name"] for b in answer["content"] if b["type"] == "tool_use"}
+        self.assertEqual((names, answer["stop_reason"]), ({"get_weather"}, "tool_use"))
         status, answer = self.ask(messages=[QUESTION], tools=[WEATHER],
                                   tool_choice={"type": "none"})
         self.assertEqual(status, 200, answer)
