@@ -64,13 +64,14 @@ LIBS_worker += $(LIBS_gpu)
 endif
 
 # Debian's names (Ubuntu's are the same).  CUDA and NCCL come from the vendor and are optional.
-DEPS     := build-essential pkg-config libh2o-dev libuv1-dev libzmq3-dev libprotobuf-c-dev \
-            protobuf-c-compiler libjansson-dev libconfuse-dev libutf8proc-dev uthash-dev \
-            libxxhash-dev libzstd-dev libsystemd-dev libssl-dev python3
+# libssl: h2o's headers; systemd: systemd-analyze; prometheus: promtool; npm: the vocabulary.
+DEPS     := build-essential pkg-config libh2o-dev libssl-dev libuv1-dev libzmq3-dev \
+            libprotobuf-c-dev protobuf-c-compiler libjansson-dev libconfuse-dev libutf8proc-dev \
+            libxxhash-dev libzstd-dev libsystemd-dev python3
 DEPS_CHECK := libcmocka-dev $(if $(filter none,$(VOCAB)),,$(foreach c,node npm,$(if \
               $(shell command -v $(c) 2>/dev/null),,$(c:node=nodejs))))
-DEPS_DEV := $(DEPS_CHECK) clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 shellcheck \
-            prometheus wrk nghttp2-client git
+DEPS_DEV := $(DEPS_CHECK) clang-14 llvm-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 \
+            shellcheck prometheus git curl ca-certificates systemd
 
 MAINS  := router/main.c router/text_main.c worker/main.c worker/gguf_main.c
 SRC_common  := $(wildcard common/*.c)
@@ -86,8 +87,6 @@ ARCHIVES := $(foreach f,router worker kernels proto common,$(BUILD)/lib/lib$(f).
 BINS     := $(addprefix $(BUILD)/bin/,ds4-router ds4-worker ds4-text ds4-gguf)
 UNIT     := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c tests/kernels/test_*.c))
 E2E      := $(sort $(wildcard tests/e2e/test_*.py))
-# Too slow under a sanitizer: exhaustive loops that the plain run covers.
-SLOW     := $(addprefix $(BUILD)/tests/unit/test_,$(shell cat tests/slow.txt 2>/dev/null))
 FUZZERS  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(wildcard bench/bench_*.c))
 
@@ -225,8 +224,9 @@ check: $(UNIT) $(FUZZERS) $(BINS) $(HAVE_VOCAB) ## unit, kernel, corpus and end-
 	@tests/run.sh $(CONFIG) $(UNIT) $(FUZZERS) $(E2E)
 check-unit: $(UNIT) $(HAVE_VOCAB) ## unit and kernel tests only
 	@tests/run.sh $(CONFIG) $(UNIT)
-check-quick: $(filter-out $(SLOW),$(UNIT)) $(FUZZERS) ## unit tests but the slow ones (sanitizers)
-	@tests/run.sh $(CONFIG) $(filter-out $(SLOW),$(UNIT)) $(FUZZERS)
+check-quick: $(UNIT) $(BINS) $(HAVE_VOCAB) ## unit tests but those of slow.txt, one end-to-end test (sanitizers)
+	@REDUCED=1 tests/run.sh $(CONFIG) $(UNIT) \
+		'tests/e2e/test_chat.py TwoStages.test_stream_says_what_the_whole_answer_says'
 check-fuzz: $(FUZZERS) ## replay the corpora
 	@tests/run.sh $(CONFIG) $(FUZZERS)
 check-e2e: $(BINS) ## end-to-end tests only

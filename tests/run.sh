@@ -6,7 +6,8 @@
 # A PROGRAM is a cmocka program, a Python script whose last line is "N passed, N failed", or a fuzz
 # target: its corpus is replayed, or, with FUZZ_SECONDS set, it searches for so long.  A program that
 # ends without a count, by a signal or a non-zero status counts as one failure more than it reports.
-# A word "PROGRAM --only PATTERN" runs the matching tests of a program.  Output is shown only of
+# REDUCED=1 obeys tests/slow.txt: programs that stand there are left out, or run only the tests that match
+# a pattern.  A PROGRAM may have arguments in the same word ("test.py Case.test_name").  Output is shown only of
 # programs that failed; each line ends with wall and processor seconds.  The last line is the sum.
 set -u
 config=$1
@@ -53,7 +54,28 @@ count() {
         END { if (line) print lp, lf; else if (seen) print p + 0, f + 0 }' "$log"
 }
 
-for program in "$@"; do
+# What REDUCED leaves of the programs, one a line.
+reduced() {
+    local program name patterns pattern
+    for program in "$@"; do
+        name=${program##*/test_}
+        if ! grep -qE "^$name( |\$)" tests/slow.txt; then
+            echo "$program"
+            continue
+        fi
+        patterns=$(sed -n "s/^$name \(.*\)/\1/p" tests/slow.txt)
+        for pattern in $patterns; do
+            echo "$program --only $pattern"
+        done
+    done
+}
+
+programs=("$@")
+if [ -n "${REDUCED:-}" ]; then
+    set -f # patterns are no file names
+    mapfile -t programs < <(reduced "$@")
+fi
+for program in "${programs[@]}"; do
     { time run_one "$program" >"$log" 2>&1; } 2>"$used"
     rc=$?
     spent=$(awk 'END { printf "%.1f s, %.1f s cpu", $1, $2 + $3 }' "$used")
