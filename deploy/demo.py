@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -120,7 +121,7 @@ def show_stages(rig, screen):
 
 def show(rig, screen):
     screen.title("a chat with its reasoning")
-    question = "What is 47 + 85?"
+    question = "What is 47 + 38?"
     print("%s %s" % (screen.paint("32", "asks>"), question))
     show_speed(*chat(rig, screen, [{"role": "user", "content": question}])[1:])
 
@@ -149,21 +150,39 @@ def serve_until_signal(rig, screen, done):
         rig.check_alive()
 
 
+def number(parser, name, text, low, high):
+    """The value of a make variable, or an error that names it."""
+    if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
+        parser.error("%s is %s, must be %d to %d" % (name, text, low, high))
+    return int(text)
+
+
+def refuse_taken_port(parser, port):
+    """Where somebody listens already, the demo would show that server instead of its own."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError as problem:
+            parser.error("PORT %d: %s" % (port, problem.strerror))
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stages", type=int, default=2)
-    parser.add_argument("--port", type=int, default=8000)
+    parser = argparse.ArgumentParser(
+        prog="demo", description=__doc__.splitlines()[0],
+        usage="make demo [STAGES=2] [PORT=8000] [MODEL=file.gguf] [SERVE=1]")
+    parser.add_argument("--stages", default="2")
+    parser.add_argument("--port", default="8000")
     parser.add_argument("--model", default=TINY)
     parser.add_argument("--release", default="", help="model.release, where the file does not say")
     parser.add_argument("--bin", default="build/release/bin")
     parser.add_argument("--serve", action="store_true")
     args = parser.parse_args()
-    if not 1 <= args.stages <= 8:
-        parser.error("STAGES is %d, must be 1 to 8" % args.stages)
-    if not 0 <= args.port <= 65535:
-        parser.error("PORT is %d, must be 0 to 65535" % args.port)
+    args.stages = number(parser, "STAGES", args.stages, 1, 8)
+    args.port = number(parser, "PORT", args.port, 0, 65535)
     if not os.path.isfile(args.model):
         parser.error("MODEL %s is not a file" % args.model)
+    refuse_taken_port(parser, args.port)
     done = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: done.set())
