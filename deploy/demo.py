@@ -7,12 +7,12 @@ serving until Ctrl-C or SIGTERM.
 """
 
 import argparse
+import http.client
 import json
 import os
 import signal
 import socket
 import sys
-import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -142,11 +142,20 @@ def show(rig, screen):
     return len(message.get("tool_calls", []))
 
 
-def serve_until_signal(rig, screen, done):
+class Stopped(Exception):
+    """Ctrl-C or SIGTERM."""
+
+
+def raise_stopped(*_):
+    raise Stopped
+
+
+def serve(rig, screen):
     screen.title("serving on http://127.0.0.1:%d/v1  (Ctrl-C stops it)" % rig.port)
     print("   curl http://127.0.0.1:%d/v1/chat/completions -d "
           "'{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'" % rig.port, flush=True)
-    while not done.wait(0.5):
+    while True:
+        time.sleep(0.5)
         rig.check_alive()
 
 
@@ -183,9 +192,6 @@ def main():
     if not os.path.isfile(args.model):
         parser.error("MODEL %s is not a file" % args.model)
     refuse_taken_port(parser, args.port)
-    done = threading.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda *_: done.set())
     screen = Screen()
     tiny = os.path.abspath(args.model) == os.path.abspath(TINY)
     settings = {"model": {"release": "v4_preview"}} if tiny else {}
@@ -194,17 +200,29 @@ def main():
     rig = Rig(args.model, args.stages, args.port, args.bin, settings)
     status = 1
     try:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, raise_stopped)
         screen.title("starting a router and %d stage%s on %s" %
                      (args.stages, "" if args.stages == 1 else "s", args.model))
         rig.start(timeout=60 if tiny else 3600)
         n_calls = show(rig, screen)
         show_stages(rig, screen)
-        status = 0 if n_calls == 2 or not tiny else 1
-        if args.serve and not done.is_set():
-            serve_until_signal(rig, screen, done)
+        if tiny and n_calls != 2:
+            raise RigError("two tool calls were expected, not %d" % n_calls)
+        status = 0
+        if args.serve:
+            serve(rig, screen)
+    except Stopped:
+        print()
     except RigError as problem:
+        status = 1
         print("demo: %s" % problem, file=sys.stderr)
+    except (OSError, http.client.HTTPException) as problem:
+        status = 1
+        print("demo: no answer: %r\n%s" % (problem, rig.logs()), file=sys.stderr)
     finally:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_IGN)
         screen.title("stopping")
         statuses = rig.stop()
         print("   " + ", ".join("%s: exit %d" % item for item in statuses.items()))
