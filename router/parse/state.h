@@ -145,7 +145,7 @@ struct ds4_stream {
     struct ds4_buf stop_held; /* content that may be the beginning of a stop string */
     bool stop_hit;
     struct ds4_str stop_text; /* the string that was hit */
-    bool pseudo_tag; /* the text holds something like a call */
+    bool pseudo_tag;          /* the text holds something like a call */
 
     size_t n_text_invokes; /* openers that became text and may have closers */
     size_t n_text_params;

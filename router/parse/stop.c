@@ -79,7 +79,8 @@ struct ds4_stop_result ds4_stop_feed(struct ds4_stop *stop, struct ds4_str text)
             }
         }
         if (longest > 0)
-            return (struct ds4_stop_result){.hit = true, .text = which, .used = i + 1, .held = longest};
+            return (struct ds4_stop_result){
+                .hit = true, .text = which, .used = i + 1, .held = longest};
     }
     for (size_t k = 0; k < stop->n_strings; k++)
         if (stop->strings[k].matched > out.held)

@@ -33,7 +33,7 @@ void ds4_stop_deinit(struct ds4_stop *stop);
 struct ds4_stop_result {
     bool hit;
     struct ds4_str text; /* hit: the stop string, borrowed as it was given */
-    size_t used; /* bytes of the text looked at: all, or up to the end of the stop string */
+    size_t used;         /* bytes of the text looked at: all, or up to the end of the stop string */
     size_t
         held; /* bytes before `used` that are (hit: the whole, else the beginning of) a stop string;
                   * may reach back into earlier texts */
