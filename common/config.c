@@ -11,8 +11,10 @@
 
 #include <confuse.h>
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -437,8 +439,12 @@ int ds4_config_load(struct ds4_config *config, const char *path, struct ds4_err 
 
 bool ds4_config_is_loopback(const char *address)
 {
-    return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0 ||
-           strcmp(address, "[::1]") == 0 || strcmp(address, "localhost") == 0;
+    struct in_addr v4;
+    struct in6_addr v6;
+
+    if (inet_pton(AF_INET, address, &v4) == 1)
+        return (ntohl(v4.s_addr) >> 24) == IN_LOOPBACKNET;
+    return inet_pton(AF_INET6, address, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
 }
 
 int32_t ds4_config_stages(const struct ds4_config *config)

@@ -157,7 +157,7 @@ int ds4_config_check(const struct ds4_config *config, struct ds4_err *err) DS4_M
 
 /* The number of pipeline stages: cluster.stages, else the length of the partition, else 1. */
 int32_t ds4_config_stages(const struct ds4_config *config);
-/* True if the text names this host only: 127.x.y.z, ::1, localhost. */
+/* True if the text is an address of this host only: 127.x.y.z or ::1. */
 bool ds4_config_is_loopback(const char *address);
 /* The choice's text, e.g. ds4_config_choice("model.release", 1) = "v4_preview"; "" outside the list.
  * Valid until the eighth call after it in the same thread. */

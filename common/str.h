@@ -57,7 +57,7 @@ static inline size_t ds4_str_find(struct ds4_str s, struct ds4_str needle, size_
 {
     const char *hit;
 
-    if (from > s.len)
+    if (from > s.len || needle.len > s.len - from)
         return DS4_STR_NONE;
     if (needle.len == 0)
         return from;

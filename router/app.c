@@ -33,13 +33,13 @@
 #define DS4_REASONING_ENTRIES ((size_t)65536)
 #define DS4_REASONING_BYTES   ((size_t)64 << 20)
 #define DS4_HALF_CLOSE_MS     5000
-#define DS4_DRAIN_LOOK_MS     50
+#define DS4_TICK_MS           50
 #define DS4_LAST_WORDS_MS     2000 /* connections get so long to take their last bytes */
 
 struct ds4_app {
     const struct ds4_config *config;
     uv_loop_t loop;
-    bool loop_open;
+    bool watching; /* signals and ticker are open */
     uv_poll_t signals;
     uv_timer_t ticker; /* watchdog pings, and the end of a drain */
     int signal_fd;
@@ -55,6 +55,8 @@ struct ds4_app {
     struct ds4_api_context api;
     bool draining;
     int64_t drain_until_ns;
+    int64_t ping_ms; /* 0: the service manager does not watch */
+    struct ds4_deadline ping;
 };
 
 /* ---- model --------------------------------------------------------------------------------------- */
@@ -224,7 +226,6 @@ static void start_drain(struct ds4_app *app)
         return;
     }
     app->draining = true;
-    app->api.draining = true;
     app->drain_until_ns = ds4_clock_ns() + (int64_t)app->config->cluster.drain_s * DS4_NS_PER_SEC;
     ds4_service_stopping();
     ds4_log(DS4_LOG_INFO, "router.drain", "open=%zu limit_s=%d", ds4_server_n_open(app->server),
@@ -249,7 +250,10 @@ static void on_tick(uv_timer_t *timer)
 {
     struct ds4_app *app = timer->data;
 
-    ds4_service_ping();
+    if (app->ping_ms > 0 && ds4_deadline_passed(app->ping)) {
+        ds4_service_ping();
+        app->ping = ds4_deadline_in_ms(app->ping_ms);
+    }
     if (app->draining &&
         (ds4_server_n_open(app->server) == 0 || ds4_clock_ns() >= app->drain_until_ns))
         uv_stop(&app->loop);
@@ -257,18 +261,15 @@ static void on_tick(uv_timer_t *timer)
 
 static int start_loop(struct ds4_app *app, struct ds4_err *err)
 {
-    int64_t ping_ms = ds4_service_watchdog_ms();
-    uint64_t every = DS4_DRAIN_LOOK_MS;
-
-    if (uv_poll_init(&app->loop, &app->signals, app->signal_fd) != 0 ||
-        uv_timer_init(&app->loop, &app->ticker) != 0)
+    if (uv_poll_init(&app->loop, &app->signals, app->signal_fd) != 0)
         return ds4_fail(err, DS4_E_IO, "could not watch for signals");
+    (void)uv_timer_init(&app->loop, &app->ticker);
+    app->watching = true;
     app->signals.data = app;
     app->ticker.data = app;
     (void)uv_poll_start(&app->signals, UV_READABLE, on_signal);
-    if (ping_ms > 0 && (uint64_t)ping_ms < every)
-        every = (uint64_t)ping_ms;
-    (void)uv_timer_start(&app->ticker, on_tick, every, every);
+    app->ping_ms = ds4_service_watchdog_ms();
+    (void)uv_timer_start(&app->ticker, on_tick, DS4_TICK_MS, DS4_TICK_MS);
     return 0;
 }
 
@@ -289,7 +290,6 @@ struct ds4_app *ds4_app_open(const struct ds4_config *config, int signal_fd, int
         free(app);
         return NULL;
     }
-    app->loop_open = true;
     if (open_model(app, err) == 0)
         app->metrics = ds4_metrics_new(app->api.model_name, err);
     if (app->metrics == NULL || open_engine(app, err) != 0 || open_server(app, err) != 0 ||
@@ -319,21 +319,46 @@ int ds4_app_run(struct ds4_app *app)
     return DS4_EXIT_OK;
 }
 
-static void close_handle(uv_handle_t *handle, void *arg)
+/* Requests still held end with an error.  The house stands as long as the loop turns: a request that
+ * comes in on an open connection meanwhile gets its 503. */
+static void end_requests(struct ds4_app *app)
 {
-    (void)arg;
-    if (!uv_is_closing(handle))
-        uv_close(handle, NULL);
+    const struct ds4_err why = {.code = DS4_E_UNAVAILABLE, .msg = "the server is stopping"};
+    int64_t now_ns = ds4_clock_ns();
+
+    ds4_cluster_drain(app->cluster);
+    ds4_sched_stop(app->sched, DS4_REASON_DRAINING, &why, now_ns);
+    ds4_sched_fail_queue(app->sched, DS4_REASON_DRAINING, &why, now_ns);
+    ds4_server_stop_listening(app->server);
 }
 
-/* Lets closing connections and handles finish, for a bounded time. */
-static void run_out(struct ds4_app *app)
+static void turn_until(struct ds4_app *app, size_t (*left)(const struct ds4_server *), int64_t ms)
 {
-    struct ds4_deadline deadline = ds4_deadline_in_ms(DS4_LAST_WORDS_MS);
+    struct ds4_deadline deadline = ds4_deadline_in_ms(ms);
 
-    while (!ds4_deadline_passed(deadline) && uv_run(&app->loop, UV_RUN_NOWAIT) != 0 &&
-           app->server != NULL && ds4_server_n_open(app->server) > 0)
-        ;
+    while (left(app->server) > 0 && !ds4_deadline_passed(deadline))
+        (void)uv_run(&app->loop, UV_RUN_ONCE); /* the ticker ends every wait */
+}
+
+/* Lets go of the loop.  False if a connection would not end: what it refers to must stay. */
+static bool close_loop(struct ds4_app *app)
+{
+    if (app->server != NULL) {
+        end_requests(app);
+        turn_until(app, ds4_server_n_unsent, DS4_LAST_WORDS_MS);
+        ds4_server_cut_connections(app->server);
+        turn_until(app, ds4_server_n_connections, DS4_LAST_WORDS_MS);
+        if (ds4_server_n_connections(app->server) > 0)
+            return false;
+    }
+    ds4_server_close(app->server);
+    ds4_bus_close(app->bus);
+    if (app->watching) {
+        uv_close((uv_handle_t *)&app->signals, NULL);
+        uv_close((uv_handle_t *)&app->ticker, NULL);
+    }
+    (void)uv_run(&app->loop, UV_RUN_NOWAIT);
+    return uv_loop_close(&app->loop) == 0;
 }
 
 void ds4_app_close(struct ds4_app *app)
@@ -342,20 +367,17 @@ void ds4_app_close(struct ds4_app *app)
         return;
     if (app->bus != NULL)
         ds4_bus_attach(app->bus, NULL);
+    if (!close_loop(app)) {
+        ds4_log(DS4_LOG_WARN, "router.close", "error=\"a connection or handle is still open\"");
+        return; /* the process ends with it */
+    }
+    ds4_server_free(app->server);
     ds4_cluster_free(app->cluster);
-    ds4_sched_free(app->sched); /* requests still held end with an error now */
-    run_out(app);
-    ds4_server_close(app->server);
-    ds4_bus_close(app->bus);
+    ds4_sched_free(app->sched);
     ds4_text_store_free(app->api.responses);
     ds4_text_store_free(app->api.reasoning);
     ds4_metrics_free(app->metrics);
     ds4_bpe_free(app->bpe);
     ds4_vocab_free(app->vocab);
-    if (app->loop_open) {
-        uv_walk(&app->loop, close_handle, NULL);
-        (void)uv_run(&app->loop, UV_RUN_NOWAIT);
-        (void)uv_loop_close(&app->loop);
-    }
     free(app);
 }

@@ -6,16 +6,18 @@
  * watch of exchange.c needs the descriptor. */
 #include "router/server.h"
 
+#include "common/config.h"
 #include "common/log.h"
 #include "common/vec.h"
 #include "router/exchange_h2o.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 
 #define DS4_LISTEN_BACKLOG     1024
 #define DS4_REQUEST_TIMEOUT_MS 60000 /* head and body of one request: bounds a slow sender */
@@ -25,6 +27,7 @@
 struct connection {
     uv_tcp_t tcp; /* first: h2o takes the handle's data member for itself */
     struct ds4_server *server;
+    struct connection *next, **at; /* in the server's list, which holds it at *at */
 };
 
 struct route_handler {
@@ -43,6 +46,7 @@ struct ds4_server {
     uv_tcp_t listener;
     bool listening;
     int32_t port;
+    struct connection *connections;
     size_t n_connections;
     char *key_bytes; /* owns what `keys` view */
     struct key_list keys;
@@ -303,7 +307,21 @@ static void on_connection_closed(void *data)
 {
     struct connection *c = data;
 
+    *c->at = c->next;
+    if (c->next != NULL)
+        c->next->at = c->at;
     c->server->n_connections--;
+}
+
+static void keep_connection(struct ds4_server *server, struct connection *c)
+{
+    c->server = server;
+    c->next = server->connections;
+    c->at = &server->connections;
+    if (c->next != NULL)
+        c->next->at = &c->next;
+    server->connections = c;
+    server->n_connections++;
 }
 
 static void free_connection(uv_handle_t *handle)
@@ -317,6 +335,8 @@ static void on_connection(uv_stream_t *listener, int status)
     struct ds4_server *server = listener->data;
     struct connection *c;
     h2o_socket_t *sock;
+    int send_bytes =
+        server->config.out_buf_bytes > INT_MAX ? INT_MAX : (int)server->config.out_buf_bytes;
 
     if (status != 0) {
         ds4_log_limited(&limit, 5, DS4_LOG_WARN, "http.accept", "error=\"%s\"",
@@ -326,17 +346,18 @@ static void on_connection(uv_stream_t *listener, int status)
     c = calloc(1, sizeof(*c));
     if (c == NULL)
         return;
-    c->server = server;
     (void)uv_tcp_init(listener->loop, &c->tcp);
     if (uv_accept(listener, (uv_stream_t *)&c->tcp) != 0) {
         uv_close((uv_handle_t *)&c->tcp, free_connection);
         return;
     }
     (void)uv_tcp_nodelay(&c->tcp, 1);
+    /* Left to itself the system takes megabytes from us before a slow reader shows. */
+    (void)uv_send_buffer_size((uv_handle_t *)&c->tcp, &send_bytes);
     sock = h2o_uv_socket_create((uv_stream_t *)&c->tcp, free_connection);
     sock->on_close.cb = on_connection_closed;
     sock->on_close.data = c;
-    server->n_connections++;
+    keep_connection(server, c);
     h2o_accept(&server->accept, sock);
 }
 
@@ -389,16 +410,6 @@ static void on_setup_ostream(h2o_filter_t *self, h2o_req_t *req, h2o_ostream_t *
 }
 
 /* ---- open and close --------------------------------------------------------------------------- */
-
-static bool is_loopback(const char *address)
-{
-    struct in_addr v4;
-    struct in6_addr v6;
-
-    if (inet_pton(AF_INET, address, &v4) == 1)
-        return (ntohl(v4.s_addr) >> 24) == 127;
-    return inet_pton(AF_INET6, address, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
-}
 
 static int parse_address(const struct ds4_server_config *config, struct sockaddr_storage *address,
                          struct ds4_err *err)
@@ -481,7 +492,7 @@ struct ds4_server *ds4_server_open(uv_loop_t *loop, const struct ds4_server_conf
     if (config->keys_file != NULL && config->keys_file[0] != '\0' &&
         read_keys(server, config->keys_file, err) != 0)
         goto fail;
-    if (server->keys.len == 0 && !config->open && !is_loopback(config->listen)) {
+    if (server->keys.len == 0 && !config->open && !ds4_config_is_loopback(config->listen)) {
         (void)ds4_fail(
             err, DS4_E_INVALID,
             "http.listen is %s, which is not loopback: set http.keys_file, or http.open = "
@@ -492,14 +503,10 @@ struct ds4_server *ds4_server_open(uv_loop_t *loop, const struct ds4_server_conf
     set_up_h2o(server, loop);
     if (start_listening(server, &address, err) == 0)
         return server;
-    uv_close((uv_handle_t *)&server->listener, NULL);
+    ds4_server_close(server);
     (void)uv_run(loop, UV_RUN_NOWAIT);
-    h2o_context_dispose(&server->context);
-    h2o_config_dispose(&server->global);
 fail:
-    free(server->key_bytes);
-    DS4_VEC_DEINIT(&server->keys);
-    free(server);
+    ds4_server_free(server);
     return NULL;
 }
 
@@ -521,6 +528,20 @@ size_t ds4_server_n_open(const struct ds4_server *server)
     return server->host.n_open;
 }
 
+size_t ds4_server_n_unsent(const struct ds4_server *server)
+{
+    return server->host.n_alive;
+}
+
+void ds4_server_cut_connections(struct ds4_server *server)
+{
+    uv_os_fd_t fd;
+
+    for (struct connection *c = server->connections; c != NULL; c = c->next)
+        if (uv_fileno((uv_handle_t *)&c->tcp, &fd) == 0)
+            (void)shutdown(fd, SHUT_RDWR);
+}
+
 size_t ds4_server_n_connections(const struct ds4_server *server)
 {
     return server->n_connections;
@@ -531,7 +552,14 @@ void ds4_server_close(struct ds4_server *server)
     if (server == NULL)
         return;
     ds4_server_stop_listening(server);
-    h2o_context_request_shutdown(&server->context);
+    h2o_context_dispose(&server->context);
+    h2o_config_dispose(&server->global);
+}
+
+void ds4_server_free(struct ds4_server *server)
+{
+    if (server == NULL)
+        return;
     free(server->key_bytes);
     DS4_VEC_DEINIT(&server->keys);
     free(server);

@@ -49,12 +49,17 @@ struct ds4_server_config {
 struct ds4_server *ds4_server_open(struct uv_loop_s *loop, const struct ds4_server_config *config,
                                    struct ds4_err *err);
 int32_t ds4_server_port(const struct ds4_server *server);
-/* Stops accepting; open exchanges go on. */
+/* Stops accepting; open connections go on. */
 void ds4_server_stop_listening(struct ds4_server *server);
 /* Exchanges that have not ended. */
 size_t ds4_server_n_open(const struct ds4_server *server);
+/* Exchanges whose answer is not wholly with the system yet, the open ones included. */
+size_t ds4_server_n_unsent(const struct ds4_server *server);
+/* Closes every connection under whatever runs on it; they are gone after some turns of the loop. */
+void ds4_server_cut_connections(struct ds4_server *server);
 size_t ds4_server_n_connections(const struct ds4_server *server);
-/* Closes the listener and frees; call after the loop has ended. */
+/* Once no connection is left: closes the handles.  The loop must turn once more before the free. */
 void ds4_server_close(struct ds4_server *server);
+void ds4_server_free(struct ds4_server *server);
 
 #endif

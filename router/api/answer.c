@@ -529,7 +529,7 @@ static int submit_all(struct ds4_answer *answer, struct ds4_api_error *error)
     for (int32_t i = 0; i < answer->n_choice; i++)
         if (submit(answer, &answer->choice[i], error) != 0)
             return -1;
-    if (req->max_new_reduced) {
+    if (req->max_new_reduced && req->max_new_asked > 0) {
         (void)snprintf(from, sizeof(from), "%d", req->max_new_asked);
         (void)snprintf(to, sizeof(to), "%d", req->max_new);
         ds4_answer_note(answer, "max_tokens", from, to, "the context leaves no more");

@@ -39,7 +39,6 @@ struct ds4_api_context {
     char model_name[128]; /* the served name */
     char fingerprint[64]; /* system_fingerprint: build and weights */
     int64_t started_unix_s;
-    bool draining;
 };
 
 #endif

@@ -3,6 +3,7 @@
 
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -23,7 +24,8 @@ class Failures(unittest.TestCase):
         self.rig = e2e.rig(stages=2)
 
     def tearDown(self):
-        self.rig.stop()
+        statuses = self.rig.stop()
+        self.assertEqual({n: s for n, s in statuses.items() if s != 0}, {})
 
     def answer(self):
         status, answer = self.rig.post(CHAT, HELLO)
@@ -150,6 +152,22 @@ class Failures(unittest.TestCase):
         self.assertEqual(done[-1][1], "[DONE]")
         self.assertNotIn("error", done[-2][1])
         self.assertEqual(self.rig.router.wait(10), 0)
+
+    def test_a_second_sigterm_ends_streams_with_an_error(self):
+        self.rig.start()
+        frames = []
+        idle = socket.create_connection(("127.0.0.1", self.rig.port))
+        for _, text in self.rig.stream(CHAT, STORY):
+            frames.append(text)
+            if len(frames) == 20:
+                self.rig.router.terminate()
+                time.sleep(0.2)
+                self.rig.router.terminate()
+        self.assertEqual(frames[-1], "[DONE]")
+        self.assertEqual(json.loads(frames[-2])["error"]["code"], "draining")
+        self.assertEqual(self.rig.router.wait(10), 0)
+        self.assertEqual(idle.recv(1), b"")
+        idle.close()
 
 
 if __name__ == "__main__":

@@ -276,6 +276,18 @@ static void the_table_is_in_order(void **state)
     }
 }
 
+static void only_addresses_of_this_host_are_loopback(void **state)
+{
+    (void)state;
+    assert_true(ds4_config_is_loopback("127.0.0.1"));
+    assert_true(ds4_config_is_loopback("127.9.8.7"));
+    assert_true(ds4_config_is_loopback("::1"));
+    assert_false(ds4_config_is_loopback("127.0.0.1.example.org"));
+    assert_false(ds4_config_is_loopback("0.0.0.0"));
+    assert_false(ds4_config_is_loopback("::"));
+    assert_false(ds4_config_is_loopback("10.127.0.1"));
+}
+
 static void choices_have_names(void **state)
 {
     (void)state;
@@ -305,6 +317,7 @@ int main(void)
                                         stop),
         cmocka_unit_test_setup_teardown(what_is_printed_loads_back, start, stop),
         cmocka_unit_test(the_table_is_in_order),
+        cmocka_unit_test(only_addresses_of_this_host_are_loopback),
         cmocka_unit_test(choices_have_names),
     };
 

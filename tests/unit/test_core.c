@@ -87,6 +87,7 @@ static void views_compare_find_and_trim(void **state)
     assert_true(ds4_str_find(s, DS4_STR("a"), 1) == DS4_STR_NONE);
     assert_int_equal(ds4_str_find(s, DS4_STR(""), 3), 3);
     assert_true(ds4_str_find(s, DS4_STR(""), 4) == DS4_STR_NONE);
+    assert_true(ds4_str_find((struct ds4_str){NULL, 0}, DS4_STR("a"), 0) == DS4_STR_NONE);
     assert_int_equal(ds4_str_skip(s, 9).len, 0);
     assert_int_equal(ds4_str_head(s, 2).len, 2);
     assert_int_equal(ds4_str_trim(DS4_STR("  ")).len, 0);
