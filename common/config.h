@@ -114,6 +114,24 @@ struct ds4_config {
         int64_t dsml_hold_max;
     } parse;
     struct {
+        bool soup;
+        int32_t soup_streak;
+        int32_t soup_total;
+        bool repetition;
+        int32_t rep_streak;
+        int32_t rep_window;
+        bool rep_fuzzy;
+        int32_t fuzzy_min_lines;
+        int32_t fuzzy_min_hits;
+        int32_t fuzzy_prefix_words;
+        double fuzzy_overlap;
+        int32_t block_tok;
+        unsigned int recovery; /* enum ds4_recovery_mode */
+        int32_t recovery_max;
+        char *nudge_text;
+        char *reopen_text;
+    } loop;
+    struct {
         unsigned int backend; /* enum ds4_backend_kind */
         int32_t threads;
         unsigned int isa;  /* enum ds4_isa */

@@ -176,6 +176,11 @@
       "Values read by the schema because they were no JSON")                                       \
     X(ENVELOPE_MISSING, "ds4_envelope_missing_total", COUNTER, NONE,                               \
       "flag=pseudo_tag|budget_burn", "Turns with tools that tried to call without an envelope")    \
+    X(PARSER_RECOVERIES, "ds4_parser_recoveries_total", COUNTER, NONE,                             \
+      "kind=orphan_invoke|wrapper_variant|hybrid_xml|headless|misspelled_close|bad_json",          \
+      "Damaged markup read as what was meant")                                                     \
+    X(PARSER_LEAKS, "ds4_parser_leaks_total", COUNTER, NONE, "kind=dsml_in_content|control_tag",   \
+      "Markup that reached the client as text")                                                    \
     X(TOOL_REPLAY, "ds4_tool_replay_total", COUNTER, NONE,                                         \
       "result=exact|canonical|edited|missing", "Tool calls in history by how they were restored")  \
     X(TOOL_MEMORY_ENTRIES, "ds4_tool_memory_entries", GAUGE, NONE, "", "Remembered tool turns")    \

@@ -15,6 +15,7 @@
 #include "router/api/text_store.h"
 #include "router/bus.h"
 #include "router/cluster.h"
+#include "router/recovery.h"
 #include "router/sched/sched.h"
 #include "router/server.h"
 #include "router/text/bpe.h"
@@ -46,6 +47,7 @@ struct ds4_app {
     struct ds4_model_shape shape;
     struct ds4_vocab *vocab;
     struct ds4_bpe *bpe;
+    struct ds4_recovery recovery;
     struct ds4_metrics *metrics;
     struct ds4_bus *bus;
     struct ds4_sched *sched;
@@ -82,6 +84,31 @@ static void choose_model_name(struct ds4_app *app)
     app->api.model_name[n] = '\0';
 }
 
+static int open_recovery(struct ds4_app *app, struct ds4_err *err)
+{
+    const struct ds4_config *c = app->config;
+    const struct ds4_loop_knobs knobs = {
+        .soup = c->loop.soup,
+        .soup_streak = c->loop.soup_streak,
+        .soup_total = c->loop.soup_total,
+        .repetition = c->loop.repetition,
+        .block_tok = c->loop.block_tok,
+        .window_tok = c->loop.rep_window,
+        .streak = c->loop.rep_streak,
+        .fuzzy = c->loop.rep_fuzzy,
+        .fuzzy_min_lines = c->loop.fuzzy_min_lines,
+        .fuzzy_min_hits = c->loop.fuzzy_min_hits,
+        .fuzzy_prefix_words = c->loop.fuzzy_prefix_words,
+        .fuzzy_overlap = c->loop.fuzzy_overlap,
+        .recovery = (enum ds4_recovery_mode)c->loop.recovery,
+        .recovery_max = c->loop.recovery_max,
+    };
+    const char *text =
+        knobs.recovery == DS4_RECOVERY_REOPEN ? c->loop.reopen_text : c->loop.nudge_text;
+
+    return ds4_recovery_init(&app->recovery, &knobs, ds4_str_view(text), app->bpe, err);
+}
+
 static int open_model(struct ds4_app *app, struct ds4_err *err)
 {
     struct ds4_weights_file *wf = ds4_weights_open(app->config->model.path, DS4_WEIGHTS_PREAD, err);
@@ -105,6 +132,8 @@ static int open_model(struct ds4_app *app, struct ds4_err *err)
         return -1;
     app->bpe = ds4_bpe_new(app->vocab, err);
     if (app->bpe == NULL)
+        return -1;
+    if (open_recovery(app, err) != 0)
         return -1;
     choose_model_name(app);
     name = ds4_str_view(app->api.model_name);
@@ -208,6 +237,7 @@ static int open_server(struct ds4_app *app, struct ds4_err *err)
     app->api.shape = &app->shape;
     app->api.vocab = app->vocab;
     app->api.bpe = app->bpe;
+    app->api.recovery = &app->recovery;
     app->api.cluster = app->cluster;
     app->api.sched = app->sched;
     app->api.metrics = app->metrics;
@@ -377,6 +407,7 @@ void ds4_app_close(struct ds4_app *app)
     ds4_text_store_free(app->api.responses);
     ds4_text_store_free(app->api.reasoning);
     ds4_metrics_free(app->metrics);
+    ds4_recovery_deinit(&app->recovery);
     ds4_bpe_free(app->bpe);
     ds4_vocab_free(app->vocab);
     free(app);

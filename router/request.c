@@ -95,6 +95,8 @@ void ds4_request_free(struct ds4_request *req)
         return;
     assert(req->state != DS4_REQUEST_QUEUED && req->state != DS4_REQUEST_PREFILL &&
            req->state != DS4_REQUEST_DECODE);
+    if (req->watch != NULL)
+        ds4_watch_deinit(req->watch);
     ds4_stream_free(req->parser);
     if (req->events != NULL)
         ds4_events_deinit(req->events);
@@ -128,6 +130,23 @@ int ds4_request_set_parser(struct ds4_request *req, const struct ds4_vocab *voca
     ds4_events_init(req->events, DS4_EVENTS_TEXT_BYTES);
     req->parser = ds4_stream_new(config, err);
     return req->parser == NULL ? -1 : 0;
+}
+
+int ds4_request_set_watch(struct ds4_request *req, const struct ds4_recovery *recovery,
+                          struct ds4_err *err)
+{
+    if (!recovery->knobs.soup && !recovery->knobs.repetition)
+        return 0;
+    req->watch = ds4_arena_take(&req->arena, sizeof(*req->watch));
+    if (req->watch == NULL)
+        return ds4_fail(err, DS4_E_NOMEM, "no memory to watch the answer");
+    ds4_watch_init(req->watch, recovery, ds4_stream_place(req->parser) == DS4_PLACE_REASONING);
+    return 0;
+}
+
+int32_t ds4_request_splice_room(const struct ds4_request *req)
+{
+    return req->watch == NULL ? 0 : ds4_recovery_room(req->watch->recovery);
 }
 
 /* The diagram of request.h as one switch: may `from` become `to`? */
@@ -174,15 +193,24 @@ static void emit(struct ds4_request *req)
     ds4_events_clear(req->events);
 }
 
-/* Feeds one token's text to the parser. */
-static int read_token(struct ds4_request *req, int32_t id, struct ds4_err *err)
+/* Feeds one token's text to the parser.  *fired: a tripwire did. */
+static int read_token(struct ds4_request *req, int32_t id, bool *fired, struct ds4_err *err)
 {
+    struct ds4_watch_mark mark = {0};
+
+    *fired = false;
     if (ds4_stream_place(req->parser) == DS4_PLACE_REASONING)
         req->usage.reasoning_tok++;
     ds4_buf_clear(&req->text);
     if (ds4_detok_push(req->detok, id, &req->text, err) != 0)
         return -1;
-    return ds4_stream_feed(req->parser, ds4_buf_view(&req->text), req->events, err);
+    if (req->watch != NULL)
+        mark = ds4_watch_before(req->parser, req->events);
+    if (ds4_stream_feed(req->parser, ds4_buf_view(&req->text), req->events, err) != 0)
+        return -1;
+    if (req->watch == NULL || ds4_stream_ended(req->parser))
+        return 0;
+    return ds4_watch_after(req->watch, &mark, req->text.len, req->parser, req->events, fired, err);
 }
 
 static int32_t stop_index(const struct ds4_request *req, int32_t id)
@@ -199,12 +227,32 @@ static void end_with(struct ds4_accept *accept, enum ds4_end end)
     accept->end = end;
 }
 
+/* A tripwire fired: splice or end. */
+static int react(struct ds4_request *req, struct ds4_accept *accept, struct ds4_err *err)
+{
+    struct ds4_splice *splice = &accept->splice;
+
+    if (ds4_watch_recover(req->watch, req->parser, req->events, splice, err) != 0)
+        return -1;
+    accept->tripped = true;
+    if (splice->mode == DS4_RECOVERY_OFF) {
+        end_with(accept, DS4_END_REPETITION);
+        return 0;
+    }
+    accept->verdict = DS4_VERDICT_SPLICE;
+    req->usage.completion_tok -= splice->n_drop;
+    req->usage.recovery_tok += (int32_t)splice->text->len;
+    ds4_detok_init(req->detok, req->detok->vocab, true);
+    return 0;
+}
+
 /* One token; leaves accept->verdict at GO if the answer goes on. */
 static void accept_token(struct ds4_request *req, const struct ds4_token_entry *entry, int32_t t,
                          int32_t limit, struct ds4_accept *accept, struct ds4_err *err)
 {
     int32_t id = entry->token[t];
     int32_t stop = stop_index(req, id);
+    bool fired = false;
 
     accept->n_used++;
     req->usage.completion_tok++;
@@ -219,7 +267,7 @@ static void accept_token(struct ds4_request *req, const struct ds4_token_entry *
         return;
     }
     if (req->parser != NULL) {
-        if (read_token(req, id, err) != 0) {
+        if (read_token(req, id, &fired, err) != 0) {
             accept->verdict = DS4_VERDICT_FAIL;
             return;
         }
@@ -230,6 +278,8 @@ static void accept_token(struct ds4_request *req, const struct ds4_token_entry *
     }
     if (req->usage.completion_tok >= limit)
         end_with(accept, req->max_new_reduced ? DS4_END_CONTEXT : DS4_END_LENGTH);
+    else if (fired && react(req, accept, err) != 0)
+        accept->verdict = DS4_VERDICT_FAIL;
 }
 
 struct ds4_accept ds4_request_accept(struct ds4_request *req, const struct ds4_token_entry *entry,
@@ -264,9 +314,11 @@ static int flush(struct ds4_request *req, enum ds4_end *end, struct ds4_err *err
         return -1;
     last = req->events->list.len > 0 ? &req->events->list.ptr[req->events->list.len - 1] : NULL;
     if (last != NULL && last->kind == DS4_EVENT_FINISH) {
-        if (last->finish.reason == DS4_FINISH_TOOL_CALLS)
+        req->finish = last->finish;
+        /* Whatever the parser makes of it, a tripwire is why that turn ended. */
+        if (*end != DS4_END_REPETITION && last->finish.reason == DS4_FINISH_TOOL_CALLS)
             *end = DS4_END_TOOL_CALLS;
-        else if (last->finish.stop_string)
+        else if (*end != DS4_END_REPETITION && last->finish.stop_string)
             *end = DS4_END_STOP;
     }
     emit(req);

@@ -21,11 +21,12 @@
 #include "common/err.h"
 #include "common/str.h"
 #include "proto/message.h"
+#include "router/parse/event.h"
+#include "router/recovery.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
-struct ds4_events;       /* router/parse/event.h */
 struct ds4_stream;       /* router/parse/stream.h */
 struct ds4_parse_config; /* router/parse/stream.h */
 struct ds4_detok;        /* router/text/detok.h */
@@ -116,6 +117,7 @@ struct ds4_usage {
     int32_t completion_tok; /* reasoning, content and markup */
     int32_t reasoning_tok;  /* of them inside the think block */
     int32_t cached_tok;     /* of the prompt: not computed again */
+    int32_t recovery_tok;   /* spliced in against repetition; the client does not see them */
 };
 
 /* Monotonic times; 0 = did not happen. */
@@ -196,6 +198,8 @@ struct ds4_request {
     struct ds4_stream *parser; /* owned */
     struct ds4_events *events; /* owned; what the current token brought */
     struct ds4_buf text;       /* the same as text */
+    struct ds4_finish finish;  /* the parser's last word, once the answer is over without error */
+    struct ds4_watch *watch;   /* in the arena; NULL: no tripwires */
     struct ds4_request_sink sink;
 
     /* Kept by this module and the scheduler; read-only for everybody else. */
@@ -225,6 +229,13 @@ int ds4_request_set_parser(struct ds4_request *req, const struct ds4_vocab *voca
                            const struct ds4_parse_config *config,
                            struct ds4_err *err) DS4_MUST_CHECK;
 
+/* Tripwires over the answer; after ds4_request_set_parser.  `recovery` is borrowed for the request's
+ * life. */
+int ds4_request_set_watch(struct ds4_request *req, const struct ds4_recovery *recovery,
+                          struct ds4_err *err) DS4_MUST_CHECK;
+/* Positions beyond prompt and max_new that splices may take. */
+int32_t ds4_request_splice_room(const struct ds4_request *req);
+
 /* The only way to change `state`.  0, or -1 with DS4_E_BUG naming both states. */
 int ds4_request_move(struct ds4_request *req, enum ds4_request_state to,
                      struct ds4_err *err) DS4_MUST_CHECK;
@@ -232,15 +243,20 @@ const char *ds4_request_state_text(enum ds4_request_state state);
 
 /* What a token record did to the request. */
 enum ds4_verdict {
-    DS4_VERDICT_GO,  /* the sequence continues */
-    DS4_VERDICT_END, /* it ends as `end` says; later tokens of the sequence are to be dropped */
-    DS4_VERDICT_FAIL /* it ends with an error */
+    DS4_VERDICT_GO,     /* the sequence continues */
+    DS4_VERDICT_END,    /* it ends as `end` says; later tokens of the sequence are to be dropped */
+    DS4_VERDICT_SPLICE, /* it goes on with other tokens, see `splice` */
+    DS4_VERDICT_FAIL    /* it ends with an error */
 };
 struct ds4_accept {
     enum ds4_verdict verdict;
     enum ds4_end end;
     int32_t n_used;  /* tokens of the entry that belong to the answer */
     int32_t stop_id; /* -1 if none */
+    bool tripped;    /* a tripwire fired: END for repetition, or SPLICE */
+    /* With SPLICE: the newest n_drop of the used tokens and all that come after them are taken back,
+     * `text` takes their place. */
+    struct ds4_splice splice;
 };
 
 /* Steps 13 and 14: checks the record, turns its tokens into events, gives them to the sink.  A stop

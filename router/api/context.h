@@ -14,6 +14,7 @@ struct ds4_sched;
 struct ds4_metrics;
 struct ds4_vocab;
 struct ds4_bpe;
+struct ds4_recovery;
 
 struct ds4_answer;
 struct ds4_text_store;
@@ -28,7 +29,8 @@ struct ds4_api_context {
     const struct ds4_config *config;
     const struct ds4_model_shape *shape;
     const struct ds4_vocab *vocab;
-    struct ds4_bpe *bpe; /* the loop thread's encoder */
+    struct ds4_bpe *bpe;                 /* the loop thread's encoder */
+    const struct ds4_recovery *recovery; /* from repetition */
     struct ds4_cluster *cluster;
     struct ds4_sched *sched;
     struct ds4_metrics *metrics;

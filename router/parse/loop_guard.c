@@ -8,11 +8,8 @@
 
 #include <stdio.h>
 
-#define OVERLAP_TOK        16
-#define CUTBACK_TOK        10 /* longest signature in tokens (8) and 2 */
-#define MAX_FRAGMENT_BYTES 64
-#define MAX_FRAGMENT_TOK   16
-#define MAX_WINDOW_BYTES   ((size_t)1 << 24)
+#define OVERLAP_TOK      16
+#define MAX_WINDOW_BYTES ((size_t)1 << 24)
 
 void ds4_loop_knobs_default(struct ds4_loop_knobs *knobs)
 {
@@ -138,7 +135,6 @@ void ds4_loop_guard_look(struct ds4_loop_guard *g, struct ds4_trip *trip)
         look_for_soup(g, trip);
     if (g->knobs->repetition)
         look_at_lines(g, trip);
-    g->n_block = g->n_new;
     g->n_new = 0;
     forget(g);
 }
@@ -154,40 +150,6 @@ int ds4_loop_guard_add(struct ds4_loop_guard *g, struct ds4_str text, struct ds4
     if (g->n_new >= g->knobs->block_tok)
         ds4_loop_guard_look(g, trip);
     return 0;
-}
-
-/* Tokens at the end that make up an unclosed tag: '<', then letters or '/', nothing closed. */
-static size_t fragment_tok(const struct ds4_loop_guard *g)
-{
-    struct ds4_str text = ds4_buf_view(&g->text);
-    size_t at = text.len, bytes = 0, n = 0;
-    char next;
-
-    while (at > 0 && text.len - at < MAX_FRAGMENT_BYTES && text.ptr[at - 1] != '<') {
-        if (text.ptr[at - 1] == '>')
-            return 0;
-        at--;
-    }
-    if (at == 0 || text.ptr[at - 1] != '<' || at == text.len)
-        return 0;
-    next = text.ptr[at];
-    if (next != '/' && !(next >= 'a' && next <= 'z') && !(next >= 'A' && next <= 'Z'))
-        return 0;
-    for (size_t i = g->token_bytes.len; i > 0 && bytes < text.len - at + 1; i--, n++)
-        bytes += g->token_bytes.ptr[i - 1];
-    return n <= MAX_FRAGMENT_TOK ? n : 0;
-}
-
-size_t ds4_loop_guard_discard(const struct ds4_loop_guard *g, const struct ds4_trip *trip,
-                              size_t n_unsent)
-{
-    size_t n = (size_t)g->n_block, fragment = fragment_tok(g);
-
-    if (trip->kind == DS4_TRIP_SOUP && n > CUTBACK_TOK)
-        n = CUTBACK_TOK;
-    if (n < fragment)
-        n = fragment;
-    return n < n_unsent ? n : n_unsent;
 }
 
 enum ds4_recovery_mode ds4_loop_guard_recover(struct ds4_loop_guard *g, size_t n_discarded)

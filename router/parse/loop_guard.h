@@ -94,7 +94,6 @@ struct ds4_loop_guard {
     struct ds4_buf text;           /* of the last tokens */
     DS4_VEC(uint32_t) token_bytes; /* of each token in text */
     int32_t n_new;                 /* tokens since the last look */
-    int32_t n_block;               /* tokens of the block looked at last */
     int32_t soup_streak[DS4_SOUP_MAX_SIGNATURES];
     int32_t soup_total[DS4_SOUP_MAX_SIGNATURES];
     int32_t line_streak; /* blocks in a row with an exact or fuzzy hit */
@@ -112,10 +111,6 @@ int ds4_loop_guard_add(struct ds4_loop_guard *guard, struct ds4_str text, struct
 /* Looks at the tokens since the last look: at the end of the text. */
 void ds4_loop_guard_look(struct ds4_loop_guard *guard, struct ds4_trip *trip);
 
-/* After a trip: how many of the newest tokens should go, as far as they are not sent yet.  The caller
- * passes the number that is not sent. */
-size_t ds4_loop_guard_discard(const struct ds4_loop_guard *guard, const struct ds4_trip *trip,
-                              size_t n_unsent);
 /* Takes one recovery from the turn's budget, drops the last `n_discarded` tokens from the window and
  * resets the streaks (totals stay).  DS4_RECOVERY_OFF: recovery is off or used up, end the turn. */
 enum ds4_recovery_mode ds4_loop_guard_recover(struct ds4_loop_guard *guard, size_t n_discarded);

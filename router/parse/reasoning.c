@@ -174,6 +174,20 @@ static void emit_hold(struct ds4_stream *s, enum ds4_channel_kind kind)
     ds4_buf_clear(&ch->hold);
 }
 
+void ds4_channel_restart(struct ds4_stream *s)
+{
+    ds4_channel_finish(s);
+    for (size_t c = 0; c < DS4_N_CHANNELS; c++) {
+        struct ds4_buf hold = s->channels[c].hold;
+
+        ds4_buf_clear(&hold);
+        s->channels[c] = (struct ds4_channel){.empty = true, .hold = hold};
+    }
+    s->channels[DS4_CHANNEL_CONTENT].blank = true;
+    s->n_text_invokes = s->n_text_params = s->n_text_wrappers = 0;
+    s->channel = s->config->starts_in_reasoning ? DS4_CHANNEL_REASONING : DS4_CHANNEL_CONTENT;
+}
+
 void ds4_channel_text(struct ds4_stream *s, struct ds4_str text)
 {
     struct ds4_channel *ch = &s->channels[s->channel];

@@ -229,6 +229,8 @@ void ds4_state_end_turn(struct ds4_stream *s);
 
 /* reasoning.c: the two text channels. */
 void ds4_channel_init(struct ds4_stream *s);
+/* A new turn: what the channels hold goes out, both begin anew. */
+void ds4_channel_restart(struct ds4_stream *s);
 void ds4_channel_deinit(struct ds4_stream *s);
 /* Text of the current channel; may end the message (stop string). */
 void ds4_channel_text(struct ds4_stream *s, struct ds4_str text);

@@ -6,6 +6,7 @@
  * The diagram of the states is in state.h. */
 #include "router/parse/state.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 /* Consumed text is dropped when it is at least this much and half of the buffer: linear in total. */
@@ -386,6 +387,32 @@ enum ds4_stream_place ds4_stream_place(const struct ds4_stream *s)
     return s->channel == DS4_CHANNEL_REASONING ? DS4_PLACE_REASONING : DS4_PLACE_CONTENT;
 }
 
+size_t ds4_stream_undecided(const struct ds4_stream *s)
+{
+    return s->state == DS4_STATE_TEXT ? ds4_state_end(s) - s->pos : 0;
+}
+
+void ds4_stream_take_back(struct ds4_stream *s, size_t n_bytes)
+{
+    assert(n_bytes <= ds4_stream_undecided(s));
+    if (n_bytes > 0)
+        ds4_buf_truncate(&s->in, s->in.len - n_bytes);
+}
+
+int ds4_stream_reopen(struct ds4_stream *s, struct ds4_events *out, struct ds4_err *err)
+{
+    assert(s->state == DS4_STATE_TEXT);
+    s->out = out;
+    pass(s, ds4_stream_undecided(s));
+    if (s->state == DS4_STATE_TEXT) {
+        ds4_channel_restart(s);
+        s->wait_closer = false;
+        s->last = DS4_LAST_OTHER;
+    }
+    s->out = NULL;
+    return check(s, out, err);
+}
+
 int ds4_stream_finish(struct ds4_stream *s, enum ds4_engine_finish engine, struct ds4_events *out,
                       struct ds4_err *err)
 {
@@ -407,6 +434,18 @@ int ds4_stream_finish(struct ds4_stream *s, enum ds4_engine_finish engine, struc
     ds4_events_push_finish(out, &finish);
     s->out = NULL;
     return check(s, out, err);
+}
+
+bool ds4_stream_expects_calls(const struct ds4_stream *s)
+{
+    return s->rules.dsml;
+}
+
+uint32_t ds4_stream_n_calls(const struct ds4_stream *s, uint32_t *n_complete)
+{
+    if (n_complete != NULL)
+        *n_complete = s->n_complete;
+    return s->n_calls;
 }
 
 const uint64_t *ds4_stream_rules(const struct ds4_stream *s)

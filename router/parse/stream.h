@@ -109,6 +109,15 @@ enum ds4_stream_place {
 };
 enum ds4_stream_place ds4_stream_place(const struct ds4_stream *stream);
 
+/* Text at the end that is not decided yet: the beginning of a tag.  0 inside markup. */
+size_t ds4_stream_undecided(const struct ds4_stream *stream);
+/* The last n_bytes of the undecided text were never there. */
+void ds4_stream_take_back(struct ds4_stream *stream, size_t n_bytes);
+/* The model starts a new turn within the same answer: what is undecided becomes text, and parsing goes
+ * on as at the start.  Calls keep counting.  Only outside of markup. */
+int ds4_stream_reopen(struct ds4_stream *stream, struct ds4_events *out,
+                      struct ds4_err *err) DS4_MUST_CHECK;
+
 enum ds4_engine_finish {
     DS4_ENGINE_STOP,   /* an end token */
     DS4_ENGINE_LENGTH, /* max_tokens or the context limit */
@@ -118,6 +127,10 @@ enum ds4_engine_finish {
 int ds4_stream_finish(struct ds4_stream *stream, enum ds4_engine_finish engine,
                       struct ds4_events *out, struct ds4_err *err) DS4_MUST_CHECK;
 
+/* Tools are declared and calls of them are read. */
+bool ds4_stream_expects_calls(const struct ds4_stream *stream);
+/* Calls announced so far; *n_complete (may be NULL): of them those that are whole. */
+uint32_t ds4_stream_n_calls(const struct ds4_stream *stream, uint32_t *n_complete);
 /* How often each rule has been used so far; [DS4_N_PARSE_RULES]. */
 const uint64_t *ds4_stream_rules(const struct ds4_stream *stream);
 /* "rejected.fence", "dup_params"; static storage. */

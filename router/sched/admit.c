@@ -69,7 +69,7 @@ static struct ds4_seq *make_seq(struct ds4_sched *s, struct ds4_request *req,
 {
     struct ds4_prefix_entry old = {0};
     struct ds4_seq *seq = ds4_seq_new(s->next_seq, req->prompt, req->n_prompt,
-                                      req->n_prompt + req->max_new, hit->start, err);
+                                      ds4_engine_cap(s, req), hit->start, err);
 
     if (hit->index >= 0)
         old = ds4_prefix_take(&s->prefix, hit->index);
@@ -147,7 +147,7 @@ bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns)
         if (better_one_is_draining(s, req, hit.start))
             return false;
     }
-    lease = get_lease(s, req->n_prompt + req->max_new, &hit, &err);
+    lease = get_lease(s, ds4_engine_cap(s, req), &hit, &err);
     if (lease == NULL)
         return false;
     ds4_engine_unlink(s, req);

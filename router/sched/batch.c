@@ -204,7 +204,7 @@ static int32_t pick_prefills(struct ds4_batch *batch, int32_t n, struct ds4_pick
     for (size_t i = 0; i < batch->prefill.len && n < batch->max_entry && room > 0; i++) {
         /* A prompt behind the first one joins only if it fits whole: it must not be cut at an odd
          * place because of who happened to stand before it. */
-        if (i > 0 && batch->prefill.ptr[i]->n_prompt - batch->prefill.ptr[i]->n_posted > room)
+        if (i > 0 && batch->prefill.ptr[i]->fill_end - batch->prefill.ptr[i]->n_posted > room)
             break;
         if (!ds4_seq_next_chunk(batch->prefill.ptr[i], room, &pick[n]))
             break;

@@ -4,6 +4,7 @@
  * ds4_cluster_view; here are only the counters and histograms that need the moment. */
 #include "common/clock.h"
 #include "common/metrics.h"
+#include "router/parse/stream.h"
 #include "router/sched/engine.h"
 
 static double seconds(int64_t from_ns, int64_t to_ns)
@@ -70,6 +71,24 @@ void ds4_count_step(struct ds4_metrics *m, int32_t n_entry, int32_t n_decode, in
     ds4_metric_observe(m, DS4_M_STEP_SECONDS, seconds(0, took_ns), kind);
 }
 
+static const char *mode_text(const struct ds4_request *req)
+{
+    return req->watch->recovery->knobs.recovery == DS4_RECOVERY_REOPEN ? "reopen" : "nudge";
+}
+
+void ds4_count_trip(struct ds4_metrics *m, const struct ds4_request *req,
+                    const struct ds4_accept *accept)
+{
+    bool again = accept->verdict == DS4_VERDICT_SPLICE;
+
+    if (req->watch->trip.kind == DS4_TRIP_SOUP)
+        ds4_metric_add(m, DS4_M_PARSER_LEAKS, 1, "control_tag");
+    ds4_metric_add(m, DS4_M_TRIPWIRES, 1, ds4_trip_text(req->watch->trip.kind));
+    /* What this trip says about the recovery before it. */
+    if (req->watch->guard.n_recovered > (again ? 1 : 0))
+        ds4_metric_add(m, DS4_M_NUDGES, 1, mode_text(req), again ? "again" : "exhausted");
+}
+
 void ds4_count_burst(struct ds4_metrics *m, int32_t n_token, int64_t gap_ns)
 {
     if (gap_ns <= 0 || n_token < 1)
@@ -94,6 +113,66 @@ static const char *phase_text(enum ds4_request_state phase)
     return phase == DS4_REQUEST_DECODE ? "decode" : "queued";
 }
 
+/* Where each deviation is counted: its own metric, the summary by kind, what became of the call. */
+static const struct {
+    enum ds4_metric id;
+    const char *label;
+    const char *kind;   /* of ds4_parser_recoveries_total, NULL = none */
+    const char *result; /* of ds4_tool_calls_total, NULL = none */
+} rule_counts[DS4_N_PARSE_RULES] = {
+    [DS4_RULE_BLOCK_EXACT] = {DS4_M_DSML_BLOCKS, "exact", NULL, NULL},
+    [DS4_RULE_BLOCK_NEAR] = {DS4_M_DSML_BLOCKS, "near", "wrapper_variant", NULL},
+    [DS4_RULE_RECOVERED_INVOKE] = {DS4_M_DSML_RECOVERED, "invoke", "orphan_invoke", "recovered"},
+    [DS4_RULE_RECOVERED_FUSED] = {DS4_M_DSML_RECOVERED, "fused", "hybrid_xml", "recovered"},
+    [DS4_RULE_RECOVERED_HEADLESS] = {DS4_M_DSML_RECOVERED, "headless", "headless", "recovered"},
+    [DS4_RULE_RECOVERED_NAMELESS] = {DS4_M_DSML_RECOVERED, "nameless", "headless", "recovered"},
+    [DS4_RULE_REJECTED_UNDECLARED] = {DS4_M_DSML_REJECTED, "undeclared", NULL, "rejected"},
+    [DS4_RULE_REJECTED_REQUIRED] = {DS4_M_DSML_REJECTED, "required", NULL, "rejected"},
+    [DS4_RULE_REJECTED_AMBIGUOUS] = {DS4_M_DSML_REJECTED, "ambiguous", NULL, "rejected"},
+    [DS4_RULE_REJECTED_FENCE] = {DS4_M_DSML_REJECTED, "fence", NULL, "rejected"},
+    [DS4_RULE_REJECTED_PROSE] = {DS4_M_DSML_REJECTED, "prose", NULL, "rejected"},
+    [DS4_RULE_REJECTED_UNCLOSED] = {DS4_M_DSML_REJECTED, "unclosed", NULL, "rejected"},
+    [DS4_RULE_REJECTED_INLINE] = {DS4_M_DSML_REJECTED, "inline", NULL, "rejected"},
+    [DS4_RULE_STRAY_CLOSER] = {DS4_M_DSML_STRAY_CLOSERS, NULL, "misspelled_close", NULL},
+    [DS4_RULE_EMPTY_BLOCK] = {DS4_M_DSML_EMPTY_BLOCKS, NULL, NULL, NULL},
+    [DS4_RULE_UNDECLARED] = {DS4_M_DSML_UNDECLARED, NULL, NULL, NULL},
+    [DS4_RULE_DUP_PARAM] = {DS4_M_DSML_DUP_PARAMS, NULL, NULL, NULL},
+    [DS4_RULE_TRUNCATED] = {DS4_M_DSML_TRUNCATED, NULL, NULL, NULL},
+    [DS4_RULE_COERCED_PARAM] = {DS4_M_DSML_COERCED_PARAMS, NULL, "bad_json", NULL},
+};
+
+/* What the parser met in the answer. */
+static void count_parser(struct ds4_metrics *m, const struct ds4_request *req, enum ds4_end end)
+{
+    const uint64_t *used = ds4_stream_rules(req->parser);
+    const char *api = ds4_api_text(req->api);
+    bool cut = end == DS4_END_LENGTH || end == DS4_END_CONTEXT;
+    uint32_t n_complete, n_call = ds4_stream_n_calls(req->parser, &n_complete);
+    uint64_t recovered = 0;
+
+    for (size_t r = 0; r < DS4_N_PARSE_RULES; r++) {
+        if (used[r] == 0)
+            continue;
+        ds4_metric_add(m, rule_counts[r].id, (double)used[r], rule_counts[r].label);
+        if (rule_counts[r].kind != NULL)
+            ds4_metric_add(m, DS4_M_PARSER_RECOVERIES, (double)used[r], rule_counts[r].kind);
+        if (rule_counts[r].result != NULL)
+            ds4_metric_add(m, DS4_M_TOOL_CALLS, (double)used[r], api, rule_counts[r].result);
+        if (rule_counts[r].id == DS4_M_DSML_RECOVERED)
+            recovered += used[r];
+    }
+    if (n_complete > recovered)
+        ds4_metric_add(m, DS4_M_TOOL_CALLS, (double)(n_complete - recovered), api, "ok");
+    if (req->finish.truncated_tool_args)
+        ds4_metric_add(m, DS4_M_TOOL_CALLS, 1, api, "truncated");
+    if (req->finish.pseudo_tag) {
+        ds4_metric_add(m, DS4_M_ENVELOPE_MISSING, 1, "pseudo_tag");
+        ds4_metric_add(m, DS4_M_PARSER_LEAKS, 1, "dsml_in_content");
+    }
+    if (cut && n_call == 0 && ds4_stream_expects_calls(req->parser))
+        ds4_metric_add(m, DS4_M_ENVELOPE_MISSING, 1, "budget_burn");
+}
+
 void ds4_count_done(struct ds4_metrics *m, const struct ds4_request *req, enum ds4_end end,
                     enum ds4_reason reason, enum ds4_request_state phase)
 {
@@ -105,6 +184,11 @@ void ds4_count_done(struct ds4_metrics *m, const struct ds4_request *req, enum d
     if (usage->cached_tok > 0 && usage->cached_tok < req->n_prompt / 2)
         cache = "partial";
     ds4_metric_add(m, DS4_M_REQUESTS, 1, api, outcome(end, reason));
+    if (req->parser != NULL)
+        count_parser(m, req, end);
+    if (req->watch != NULL && req->watch->guard.n_recovered > 0 && end != DS4_END_ERROR &&
+        end != DS4_END_CANCELLED && end != DS4_END_REPETITION)
+        ds4_metric_add(m, DS4_M_NUDGES, 1, mode_text(req), "recovered");
     ds4_metric_add(m, DS4_M_FINISH, 1, api, ds4_end_text(end));
     if (end == DS4_END_CANCELLED)
         ds4_metric_add(m, DS4_M_REQUESTS_CANCELLED, 1, phase_text(phase),
@@ -124,4 +208,5 @@ void ds4_count_done(struct ds4_metrics *m, const struct ds4_request *req, enum d
     ds4_metric_add(m, DS4_M_GENERATED_TOKENS, usage->reasoning_tok, "reasoning");
     ds4_metric_add(m, DS4_M_GENERATED_TOKENS, usage->completion_tok - usage->reasoning_tok,
                    "content");
+    ds4_metric_add(m, DS4_M_GENERATED_TOKENS, usage->recovery_tok, "nudge");
 }

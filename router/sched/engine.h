@@ -17,6 +17,7 @@ struct ds4_posted_entry {
     int32_t base_pos;
     int32_t n_tok;
     bool sample;
+    bool stale; /* a splice has overtaken it: its token belongs to nobody */
 };
 
 struct ds4_posted_step {
@@ -79,6 +80,10 @@ bool ds4_engine_post(struct ds4_sched *s, int64_t now_ns);
 void ds4_engine_end(struct ds4_sched *s, struct ds4_seq *seq, enum ds4_end end,
                     enum ds4_reason reason, int32_t stop_id, int64_t now_ns,
                     const struct ds4_err *err);
+/* Replaces the newest n_drop known tokens of a running sequence by others and computes on from there:
+ * what is in flight for it becomes stale.  False if no position is left for it. */
+bool ds4_engine_splice(struct ds4_sched *s, struct ds4_seq *seq, int32_t n_drop,
+                       const int32_t *token, int32_t n, struct ds4_err *err);
 /* The sequence has no posted entries left and its answer is over: keep it for its prefix or close. */
 void ds4_engine_settle(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns);
 /* The slot's rows are to be dropped by the next step. */
@@ -94,6 +99,9 @@ void ds4_engine_unlink(struct ds4_sched *s, struct ds4_request *req);
  * submit, and again at admission because another generation may be smaller. */
 int ds4_engine_fit(const struct ds4_sched *s, struct ds4_request *req, enum ds4_reason *reason,
                    struct ds4_err *err) DS4_MUST_CHECK;
+/* Positions the request may come to use: prompt, answer, and what splices add, where context and cache
+ * have room for them. */
+int32_t ds4_engine_cap(const struct ds4_sched *s, const struct ds4_request *req);
 /* Admits the head of the queue (or ends it for good); false if it has to wait. */
 bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns);
 
@@ -104,6 +112,8 @@ void ds4_count_admitted(struct ds4_metrics *m, const struct ds4_request *req,
                         const struct ds4_prefix_hit *hit);
 void ds4_count_step(struct ds4_metrics *m, int32_t n_entry, int32_t n_decode, int32_t n_row,
                     int64_t took_ns);
+void ds4_count_trip(struct ds4_metrics *m, const struct ds4_request *req,
+                    const struct ds4_accept *accept);
 void ds4_count_burst(struct ds4_metrics *m, int32_t n_token, int64_t gap_ns);
 void ds4_count_done(struct ds4_metrics *m, const struct ds4_request *req, enum ds4_end end,
                     enum ds4_reason reason, enum ds4_request_state phase);

@@ -367,6 +367,15 @@ int ds4_engine_fit(const struct ds4_sched *s, struct ds4_request *req, enum ds4_
     return 0;
 }
 
+int32_t ds4_engine_cap(const struct ds4_sched *s, const struct ds4_request *req)
+{
+    int32_t cap = req->n_prompt + req->max_new, with = cap + ds4_request_splice_room(req);
+
+    if (with > s->form.context_tok)
+        with = s->form.context_tok;
+    return with > cap && ds4_budget_fits(s->budget, with, NULL) == 0 ? with : cap;
+}
+
 static int check_request(const struct ds4_sched *s, struct ds4_request *req,
                          enum ds4_reason *reason, int32_t *wait_ms, struct ds4_err *err)
 {

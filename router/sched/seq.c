@@ -25,6 +25,7 @@ struct ds4_seq *ds4_seq_new(uint64_t id, const int32_t *prompt, int32_t n_prompt
     seq->id = id;
     seq->state = DS4_SEQ_PREFILL;
     seq->n_prompt = n_prompt;
+    seq->fill_end = n_prompt;
     seq->max_pos = max_pos;
     seq->n_posted = start_pos;
     seq->n_acked = start_pos;
@@ -56,7 +57,7 @@ bool ds4_seq_can_decode(const struct ds4_seq *seq)
 bool ds4_seq_next_chunk(struct ds4_seq *seq, int32_t max_tok, struct ds4_pick *pick)
 {
     int32_t base = seq->n_posted;
-    int32_t end = seq->n_prompt;
+    int32_t end = seq->fill_end;
 
     if (seq->state != DS4_SEQ_PREFILL || base >= end || max_tok < 1)
         return false;
@@ -70,7 +71,7 @@ bool ds4_seq_next_chunk(struct ds4_seq *seq, int32_t max_tok, struct ds4_pick *p
         .kind = DS4_ENTRY_PREFILL,
         .base_pos = base,
         .n_tok = end - base,
-        .sample = end == seq->n_prompt,
+        .sample = end == seq->fill_end,
         .from_step = -1,
     };
     return true;
@@ -97,6 +98,20 @@ void ds4_seq_posted(struct ds4_seq *seq, const struct ds4_pick *pick, int64_t st
     seq->last_step = step_no;
 }
 
+/* Is the record about this sequence, and are the stages where it was posted to bring them? */
+static int check_place(const struct ds4_seq *seq, int32_t pos, const struct ds4_token_entry *entry,
+                       struct ds4_err *err)
+{
+    if (entry->seq != seq->id || entry->epoch != seq->lease->epoch)
+        return ds4_fail(err, DS4_E_PROTOCOL,
+                        "sequence %" PRIu64 " epoch %u acknowledged, %" PRIu64 " epoch %u posted",
+                        entry->seq, entry->epoch, seq->id, seq->lease->epoch);
+    if ((entry->flags & DS4_TOKEN_SKIPPED) == 0 && entry->pos != pos)
+        return ds4_fail(err, DS4_E_PROTOCOL, "sequence %" PRIu64 " is at %d, %d was posted",
+                        seq->id, entry->pos, pos);
+    return 0;
+}
+
 int ds4_seq_acked(struct ds4_seq *seq, int32_t base_pos, int32_t n_tok, bool sample, int32_t vocab,
                   const struct ds4_token_entry *entry, struct ds4_err *err)
 {
@@ -104,13 +119,8 @@ int ds4_seq_acked(struct ds4_seq *seq, int32_t base_pos, int32_t n_tok, bool sam
     bool bad_row = (entry->flags & DS4_TOKEN_NONFINITE) != 0;
     int32_t want = sample && !skipped && !bad_row ? 1 : 0;
 
-    if (entry->seq != seq->id || entry->epoch != seq->lease->epoch)
-        return ds4_fail(err, DS4_E_PROTOCOL,
-                        "sequence %" PRIu64 " epoch %u acknowledged, %" PRIu64 " epoch %u posted",
-                        entry->seq, entry->epoch, seq->id, seq->lease->epoch);
-    if (!skipped && entry->pos != base_pos + n_tok)
-        return ds4_fail(err, DS4_E_PROTOCOL, "sequence %" PRIu64 " is at %d, %d was posted",
-                        seq->id, entry->pos, base_pos + n_tok);
+    if (check_place(seq, base_pos + n_tok, entry, err) != 0)
+        return -1;
     if (entry->n_token != want || ((entry->flags & DS4_TOKEN_SAMPLED) != 0) != (want > 0))
         return ds4_fail(err, DS4_E_PROTOCOL, "sequence %" PRIu64 " brought %d tokens instead of %d",
                         seq->id, entry->n_token, want);
@@ -132,5 +142,51 @@ int ds4_seq_acked(struct ds4_seq *seq, int32_t base_pos, int32_t n_tok, bool sam
     }
     if (bad_row)
         seq->spoiled = true;
+    return 0;
+}
+
+int ds4_seq_acked_stale(struct ds4_seq *seq, int32_t base_pos, int32_t n_tok,
+                        const struct ds4_token_entry *entry, struct ds4_err *err)
+{
+    if (check_place(seq, base_pos + n_tok, entry, err) != 0)
+        return -1;
+    if ((entry->flags & DS4_TOKEN_SKIPPED) != 0)
+        return 0;
+    /* Rows behind the cut are none of this sequence's, but they were written. */
+    seq->n_acked = entry->pos < seq->cut ? entry->pos : seq->cut;
+    if (entry->pos > seq->hi)
+        seq->hi = entry->pos;
+    if ((entry->flags & DS4_TOKEN_NONFINITE) != 0)
+        seq->spoiled = true;
+    return 0;
+}
+
+bool ds4_seq_can_cut(const struct ds4_seq *seq, int32_t keep, int32_t hot_window_tok)
+{
+    int32_t hi = seq->n_posted > seq->hi ? seq->n_posted : seq->hi;
+
+    return keep >= seq->n_posted || (keep >= seq->install_pos && hi - keep <= hot_window_tok);
+}
+
+int ds4_seq_splice(struct ds4_seq *seq, int32_t keep, const int32_t *token, int32_t n,
+                   struct ds4_err *err)
+{
+    assert(seq->state == DS4_SEQ_DECODE && keep >= seq->n_prompt && n > 0 &&
+           keep <= (int32_t)seq->token.len && keep + n < seq->max_pos);
+    if (DS4_VEC_RESERVE(&seq->token, (size_t)(keep + n)) != 0)
+        return ds4_fail(err, DS4_E_NOMEM, "no memory for the tokens of a sequence");
+    memcpy(seq->token.ptr + keep, token, (size_t)n * sizeof(*token));
+    seq->token.len = (size_t)(keep + n);
+    seq->fill_end = keep + n;
+    seq->cut = keep;
+    if (seq->n_posted > keep) {
+        /* in flight: those rows will have been written when the next entry runs */
+        if (seq->n_posted > seq->hi)
+            seq->hi = seq->n_posted;
+        seq->n_posted = keep;
+    }
+    if (seq->n_acked > keep)
+        seq->n_acked = keep;
+    seq->state = DS4_SEQ_PREFILL;
     return 0;
 }

@@ -10,6 +10,9 @@
  *   PREFILL -> DECODE -> DRAINING -> (kept for its prefix | closed)
  *      +--------------------^
  *
+ * A splice goes back from DECODE to PREFILL: known tokens are replaced from some position on, what was
+ * posted beyond is stale, and the new tokens are computed like the end of a prompt.
+ *
  * DRAINING: the answer is over, posted steps are still out; their tokens belong to nobody, but the rows
  * they write are counted. */
 #ifndef DS4_ROUTER_SCHED_SEQ_H
@@ -33,6 +36,9 @@ struct ds4_seq {
     struct ds4_request *req; /* borrowed; NULL once its answer is over, and for probes */
     struct ds4_tokens token; /* owned */
     int32_t n_prompt;
+    int32_t
+        fill_end; /* known tokens below are computed as prompt rows: n_prompt, or a splice's end */
+    int32_t cut;  /* of the newest splice: tokens before it are still the posted ones */
     int32_t max_pos; /* a token sampled for max_pos - 1 is the last */
     int32_t n_posted;
     int32_t n_acked;
@@ -87,5 +93,17 @@ void ds4_seq_posted(struct ds4_seq *seq, const struct ds4_pick *pick, int64_t st
  * tokens; n_flight is the caller's. */
 int ds4_seq_acked(struct ds4_seq *seq, int32_t base_pos, int32_t n_tok, bool sample, int32_t vocab,
                   const struct ds4_token_entry *entry, struct ds4_err *err) DS4_MUST_CHECK;
+/* The same for an entry that a splice has overtaken: its rows count, its token does not. */
+int ds4_seq_acked_stale(struct ds4_seq *seq, int32_t base_pos, int32_t n_tok,
+                        const struct ds4_token_entry *entry, struct ds4_err *err) DS4_MUST_CHECK;
+
+/* May the newest known tokens from `keep` on be taken back in place: the rows around `keep` are still
+ * in the rings although everything posted was written? */
+bool ds4_seq_can_cut(const struct ds4_seq *seq, int32_t keep, int32_t hot_window_tok);
+/* Replaces the known tokens from `keep` on (n_prompt <= keep) by n others, which must leave room for a
+ * token below max_pos.  The next entry starts at `keep` or below and may mean a truncation.  The state
+ * becomes PREFILL; entries in flight are stale from now on. */
+int ds4_seq_splice(struct ds4_seq *seq, int32_t keep, const int32_t *token, int32_t n,
+                   struct ds4_err *err) DS4_MUST_CHECK;
 
 #endif

@@ -79,10 +79,10 @@ static int fill_entry(struct ds4_sched *s, const struct ds4_pick *pick, struct d
     return 0;
 }
 
-/* After its last prompt row is posted a sequence decodes. */
+/* After its last prompt row (or the last of a splice) is posted a sequence decodes. */
 static int advance(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_err *err)
 {
-    if (seq->state != DS4_SEQ_PREFILL || seq->n_posted < seq->n_prompt)
+    if (seq->state != DS4_SEQ_PREFILL || seq->n_posted < seq->fill_end)
         return 0;
     if (seq == s->probe) {
         ds4_batch_remove(&s->batch, seq);
@@ -202,6 +202,61 @@ static void report_progress(struct ds4_sched *s, struct ds4_seq *seq, int64_t no
         ds4_sched_cancel(s, req, req->cancel, now_ns);
 }
 
+bool ds4_engine_splice(struct ds4_sched *s, struct ds4_seq *seq, int32_t n_drop,
+                       const int32_t *token, int32_t n, struct ds4_err *err)
+{
+    int32_t known = (int32_t)seq->token.len, keep = known - n_drop;
+
+    /* Rows that cannot be taken back stay, although the client has not seen their text. */
+    if (keep < seq->n_prompt || !ds4_seq_can_cut(seq, keep, s->config.hot_window_tok))
+        keep = known;
+    if (seq->state != DS4_SEQ_DECODE || keep + n >= seq->max_pos) {
+        (void)ds4_fail(err, DS4_E_BUSY, "no position is left for %d tokens", n);
+        return false;
+    }
+    ds4_batch_remove(&s->batch, seq);
+    if (ds4_seq_splice(seq, keep, token, n, err) != 0 ||
+        ds4_batch_add_prefill(&s->batch, seq, err) != 0)
+        return false;
+    for (int32_t i = 0; i < s->n_posted; i++) {
+        struct ds4_posted_step *step = &s->posted[(s->first_posted + i) % s->max_inflight];
+
+        for (int32_t e = 0; e < step->n_entry; e++)
+            if (step->entry[e].seq == seq)
+                step->entry[e].stale = true;
+    }
+    return true;
+}
+
+/* A tripwire took the turn's tokens from the one that fired on: go on with the splice, or, where no
+ * position is left for it, end the turn as if its recoveries were used up. */
+static void splice(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_token_entry *entry,
+                   const struct ds4_accept *accept, int64_t now_ns)
+{
+    const struct ds4_splice *how = &accept->splice;
+    int32_t n_drop = how->n_drop + entry->n_token - accept->n_used;
+    struct ds4_err err = {0};
+
+    if (ds4_engine_splice(s, seq, n_drop, how->text->ptr, (int32_t)how->text->len, &err))
+        return;
+    seq->req->usage.recovery_tok -= (int32_t)how->text->len;
+    if (err.code == DS4_E_BUSY)
+        ds4_engine_end(s, seq, DS4_END_REPETITION, DS4_REASON_NONE, -1, now_ns, NULL);
+    else
+        ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
+}
+
+/* New tokens after which the answer ends: what was asked for, or the last allowed position, which
+ * splices bring nearer. */
+static int32_t limit_of(const struct ds4_seq *seq, const struct ds4_token_entry *entry)
+{
+    const struct ds4_request *req = seq->req;
+    int32_t left = seq->max_pos - (int32_t)seq->token.len;
+    int32_t limit = req->usage.completion_tok + entry->n_token + left;
+
+    return limit < req->max_new ? limit : req->max_new;
+}
+
 /* What the request makes of its tokens. */
 static void deliver(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_token_entry *entry,
                     int64_t now_ns)
@@ -211,13 +266,17 @@ static void deliver(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_t
     struct ds4_err err = {0};
     int64_t gap_ns = req->timing.last_token_ns == 0 ? 0 : now_ns - req->timing.last_token_ns;
 
-    accept = ds4_request_accept(req, entry, req->max_new, now_ns, &err);
+    accept = ds4_request_accept(req, entry, limit_of(seq, entry), now_ns, &err);
     s->generated_tok += (uint64_t)accept.n_used;
     ds4_count_burst(s->config.metrics, accept.n_used, gap_ns);
+    if (accept.tripped)
+        ds4_count_trip(s->config.metrics, req, &accept);
     if (req->cancel_asked)
         ds4_sched_cancel(s, req, req->cancel, now_ns);
     else if (accept.verdict == DS4_VERDICT_END)
         ds4_engine_end(s, seq, accept.end, DS4_REASON_NONE, accept.stop_id, now_ns, NULL);
+    else if (accept.verdict == DS4_VERDICT_SPLICE)
+        splice(s, seq, entry, &accept, now_ns);
     else if (accept.verdict == DS4_VERDICT_FAIL)
         ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
     else if ((entry->flags & DS4_TOKEN_ENDED) != 0) {
@@ -227,9 +286,10 @@ static void deliver(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_t
     }
 }
 
-static void acked_entry(struct ds4_sched *s, struct ds4_seq *seq,
+static void acked_entry(struct ds4_sched *s, const struct ds4_posted_entry *posted,
                         const struct ds4_token_entry *entry, int64_t now_ns)
 {
+    struct ds4_seq *seq = posted->seq;
     struct ds4_err err = {0};
 
     if (seq->req == NULL) {
@@ -237,6 +297,8 @@ static void acked_entry(struct ds4_sched *s, struct ds4_seq *seq,
             ds4_engine_settle(s, seq, now_ns);
         return;
     }
+    if (posted->stale)
+        return;
     if ((entry->flags & DS4_TOKEN_NONFINITE) != 0) {
         ds4_metric_add(s->config.metrics, DS4_M_TRIPWIRES, 1, "nan_logits");
         ds4_fail(&err, DS4_E_CORRUPT, "the model produced numbers that are not finite");
@@ -267,8 +329,9 @@ int ds4_sched_tokens(struct ds4_sched *s, const struct ds4_tokens_out *out, int6
     for (int32_t i = 0; i < out->n_entry; i++) {
         const struct ds4_posted_entry *p = &posted->entry[i];
 
-        if (ds4_seq_acked(p->seq, p->base_pos, p->n_tok, p->sample, s->config.vocab, &out->entry[i],
-                          err) != 0)
+        if (p->stale ? ds4_seq_acked_stale(p->seq, p->base_pos, p->n_tok, &out->entry[i], err) != 0
+                     : ds4_seq_acked(p->seq, p->base_pos, p->n_tok, p->sample, s->config.vocab,
+                                     &out->entry[i], err) != 0)
             return -1;
         good |= (out->entry[i].flags & DS4_TOKEN_NONFINITE) == 0;
     }
@@ -281,7 +344,7 @@ int ds4_sched_tokens(struct ds4_sched *s, const struct ds4_tokens_out *out, int6
         s->last_token_ns = now_ns;
     for (int32_t i = 0; i < out->n_entry; i++) {
         posted->entry[i].seq->n_flight--;
-        acked_entry(s, posted->entry[i].seq, &out->entry[i], now_ns);
+        acked_entry(s, &posted->entry[i], &out->entry[i], now_ns);
     }
     return 0;
 }

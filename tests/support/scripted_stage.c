@@ -222,6 +222,7 @@ static void sample(struct ds4_scripted_stage *stage, struct ds4_scripted_slot *s
     out->n_token = 1;
     out->token[0] = token;
     slot->sampled_at = step;
+    slot->ended_at = -1; /* the newest record counts: a splice revives a sequence */
     slot->sampled = token;
     if (is_stop(slot, token, pos)) {
         slot->ended_at = step;

@@ -1,4 +1,4 @@
-/* Repetition tripwires: detectors against their vectors, streaks, what is discarded. */
+/* Repetition tripwires: detectors against their vectors, streaks, recoveries. */
 #include "router/parse/loop_guard.h"
 
 #include "common/arena.h"
@@ -281,19 +281,6 @@ static void recovery_is_granted_twice_and_resets_streaks(void **state)
     assert_int_equal(ds4_loop_guard_recover(&f->guard, 5), DS4_RECOVERY_OFF);
 }
 
-static void discard_takes_the_block_and_an_unclosed_tag(void **state)
-{
-    struct fixture *f = *state;
-    struct ds4_trip trip;
-
-    assert_int_equal(feed(f, "Grep.\n", MANY_TOK, &trip), 30);
-    assert_int_equal(ds4_loop_guard_discard(&f->guard, &trip, 100), 5);
-    assert_int_equal(ds4_loop_guard_discard(&f->guard, &trip, 3), 3);
-    for (size_t i = 0; i < 7; i++)
-        (void)feed(f, i == 0 ? "<ba" : "sh", 1, &trip);
-    assert_int_equal(ds4_loop_guard_discard(&f->guard, &trip, 100), 7);
-}
-
 static void window_memory_stays_bounded(void **state)
 {
     struct fixture *f = *state;
@@ -323,7 +310,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(tags_in_twelve_blocks_in_a_row_trip, start, stop),
         cmocka_unit_test_setup_teardown(a_tag_split_over_tokens_is_seen, start, stop),
         cmocka_unit_test_setup_teardown(recovery_is_granted_twice_and_resets_streaks, start, stop),
-        cmocka_unit_test_setup_teardown(discard_takes_the_block_and_an_unclosed_tag, start, stop),
         cmocka_unit_test_setup_teardown(window_memory_stays_bounded, start, stop),
     };
 

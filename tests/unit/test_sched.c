@@ -112,6 +112,96 @@ static void sixteen_sequences_equal_solo_runs_on_one_to_four_stages(void **state
     }
 }
 
+/* The tokens from number `from` on are what the model says after `known`, to a stop id, to max_new
+ * tokens in all, or to the last position. */
+static bool goes_on_from(const struct ds4_rig_client *client, size_t from, struct ds4_tokens *known,
+                         int32_t max_new, int32_t max_pos)
+{
+    int32_t token = -1;
+    size_t i = from;
+
+    while (token != DS4_RIG_STOP_ID && i < (size_t)max_new && (int32_t)known->len < max_pos) {
+        token = ds4_scripted_next(DS4_RIG_VOCAB, known->ptr, (int32_t)known->len);
+        if (i >= client->out.len || client->out.ptr[i++] != token)
+            return false;
+        assert_int_equal(DS4_VEC_PUSH(known, token), 0);
+    }
+    return i == client->out.len;
+}
+
+/* Splices again and again, at any moment, with and without run-ahead in flight and with tokens taken
+ * back, beside sequences that must not notice. */
+static void a_splice_goes_on_from_exactly_its_tokens(void **state)
+{
+    static const int32_t nudge[] = {9, 8, 7, 6, 40, 41, 42};
+    int32_t n_cut = 0, n_in_flight = 0, n_stopped = 0;
+
+    (void)state;
+    for (uint32_t seed = 0; seed < 60; seed++) {
+        struct ds4_rig_client *client, *other;
+        struct ds4_tokens known = {0};
+        struct ds4_rig rig;
+        struct ds4_err err = {0};
+        size_t from = 0;
+        int32_t max_pos = 0;
+
+        ds4_rig_open(&rig, &small);
+        rig.sched->config.hot_window_tok = seed % 5 == 0 ? 1 : 120;
+        other = submit(&rig, seed + 1000, 300, 60);
+        client = submit(&rig, seed, 240 + (int32_t)seed, 80);
+        for (int32_t turn = 0; client->n_done == 0; turn++) {
+            struct ds4_seq *seq = NULL;
+            int32_t drop = (turn + (int32_t)seed) % 4, len;
+
+            if (turn % 3 == 0)
+                ds4_sched_pump(rig.sched, rig.now_ns); /* run-ahead is posted */
+            for (size_t i = 0; i < rig.sched->seqs.len; i++)
+                if (rig.sched->seqs.ptr[i]->req == client->req)
+                    seq = rig.sched->seqs.ptr[i];
+            if (seq != NULL && seq->state == DS4_SEQ_DECODE &&
+                turn % (7 + (int32_t)seed % 9) == 0 && client->out.len > 4) {
+                len = (int32_t)seq->token.len;
+                n_in_flight += seq->n_flight > 0;
+                drop = len - drop < seq->n_prompt ? 0 : drop;
+                if (ds4_engine_splice(rig.sched, seq, drop, nudge, 1 + (int32_t)seed % 7, &err)) {
+                    n_cut += (int32_t)seq->token.len < len + 1 + (int32_t)seed % 7;
+                    from = client->out.len;
+                    max_pos = seq->max_pos;
+                    known.len = 0;
+                    for (size_t t = 0; t < seq->token.len; t++)
+                        assert_int_equal(DS4_VEC_PUSH(&known, seq->token.ptr[t]), 0);
+                }
+            }
+            ds4_rig_turn(&rig);
+        }
+        ds4_rig_run(&rig);
+        if (known.len > 0)
+            assert_true(goes_on_from(client, from, &known, 80, max_pos));
+        n_stopped += client->result.end == DS4_END_EOS;
+        assert_true(client->result.end == DS4_END_EOS || client->result.end == DS4_END_LENGTH);
+        assert_true(ds4_rig_is_right(other, 60));
+        assert_clean(&rig);
+
+        /* What is kept for the prefix is what was run. */
+        if (known.len > 0) {
+            struct ds4_rig_client *next =
+                ds4_rig_client_of(&rig, known.ptr, (int32_t)known.len, 20);
+
+            assert_int_equal(ds4_rig_submit(next, NULL, &err), 0);
+            ds4_rig_run(&rig);
+            assert_true(ds4_rig_is_right(next, 20));
+            assert_true(next->cached >= (int32_t)known.len - 2);
+            ds4_rig_client_free(next);
+        }
+        assert_clean(&rig);
+        DS4_VEC_DEINIT(&known);
+        ds4_rig_client_free(client);
+        ds4_rig_client_free(other);
+        ds4_rig_close(&rig);
+    }
+    assert_true(n_cut > 5 && n_in_flight > 20 && n_stopped > 0);
+}
+
 static void answers_that_come_late_change_nothing(void **state)
 {
     struct ds4_rig rig;
@@ -821,6 +911,7 @@ int main(void)
         cmocka_unit_test(one_request_gets_the_tokens_of_the_model),
         cmocka_unit_test(the_answer_ends_at_max_new_and_says_length),
         cmocka_unit_test(sixteen_sequences_equal_solo_runs_on_one_to_four_stages),
+        cmocka_unit_test(a_splice_goes_on_from_exactly_its_tokens),
         cmocka_unit_test(answers_that_come_late_change_nothing),
         cmocka_unit_test(a_step_posted_beyond_the_end_is_a_no_op),
         cmocka_unit_test(the_next_turn_computes_only_what_is_new),
