@@ -133,7 +133,7 @@ int ds4_watch_recover(struct ds4_watch *watch, struct ds4_stream *parser, struct
     size_t bytes = 0;
     int32_t n_drop = tail_tok(watch, ds4_stream_undecided(parser), &bytes);
 
-    *splice = (struct ds4_splice){.mode = ds4_loop_guard_recover(&watch->guard, (size_t)n_drop)};
+    *splice = (struct ds4_splice){.mode = ds4_loop_guard_recover(&watch->guard)};
     if (splice->mode == DS4_RECOVERY_OFF)
         return 0;
     splice->text = &watch->recovery->text[watch->thinking];

@@ -152,7 +152,7 @@ int ds4_loop_guard_add(struct ds4_loop_guard *g, struct ds4_str text, struct ds4
     return 0;
 }
 
-enum ds4_recovery_mode ds4_loop_guard_recover(struct ds4_loop_guard *g, size_t n_discarded)
+enum ds4_recovery_mode ds4_loop_guard_recover(struct ds4_loop_guard *g)
 {
     if (g->knobs->recovery == DS4_RECOVERY_OFF || g->n_recovered >= g->knobs->recovery_max)
         return DS4_RECOVERY_OFF;
@@ -161,9 +161,9 @@ enum ds4_recovery_mode ds4_loop_guard_recover(struct ds4_loop_guard *g, size_t n
     g->n_new = 0;
     for (size_t i = 0; i < DS4_SOUP_MAX_SIGNATURES; i++)
         g->soup_streak[i] = 0;
-    for (; n_discarded > 0 && g->token_bytes.len > 0; n_discarded--) {
-        uint32_t bytes = DS4_VEC_POP(&g->token_bytes);
-        ds4_buf_truncate(&g->text, g->text.len - bytes);
-    }
+    /* What has been judged must not be judged again: with the old lines in its window every block
+     * after the splice would be a hit, whatever the model makes of it. */
+    ds4_buf_clear(&g->text);
+    g->token_bytes.len = 0;
     return g->knobs->recovery;
 }

@@ -111,9 +111,9 @@ int ds4_loop_guard_add(struct ds4_loop_guard *guard, struct ds4_str text, struct
 /* Looks at the tokens since the last look: at the end of the text. */
 void ds4_loop_guard_look(struct ds4_loop_guard *guard, struct ds4_trip *trip);
 
-/* Takes one recovery from the turn's budget, drops the last `n_discarded` tokens from the window and
- * resets the streaks (totals stay).  DS4_RECOVERY_OFF: recovery is off or used up, end the turn. */
-enum ds4_recovery_mode ds4_loop_guard_recover(struct ds4_loop_guard *guard, size_t n_discarded);
+/* Takes one recovery from the turn's budget, empties the window and resets the streaks (totals stay).
+ * DS4_RECOVERY_OFF: recovery is off or used up, end the turn. */
+enum ds4_recovery_mode ds4_loop_guard_recover(struct ds4_loop_guard *guard);
 
 /* What is spliced in; `thinking` is the current mode of the conversation. */
 struct ds4_str ds4_recovery_text(enum ds4_recovery_mode mode, bool thinking);

@@ -2,6 +2,7 @@
 #include "router/request.h"
 
 #include "router/parse/stream.h"
+#include "router/text/bpe.h"
 #include "router/text/vocab_load.h"
 
 #include <setjmp.h>
@@ -13,6 +14,7 @@
 #include <cmocka.h>
 
 static struct ds4_vocab *vocab;
+static struct ds4_bpe *bpe;
 
 struct heard {
     struct ds4_request *req;
@@ -368,6 +370,150 @@ static void a_cancellation_from_a_callback_is_left_to_the_caller(void **state)
     heard_free(&h);
 }
 
+/* A watched request over byte tokens; `how` and the mode of recovery are the test's. */
+static void watched(struct heard *h, const struct ds4_parse_config *how,
+                    enum ds4_recovery_mode mode, struct ds4_recovery *recovery)
+{
+    struct ds4_loop_knobs knobs;
+    struct ds4_err err = {0};
+
+    ds4_loop_knobs_default(&knobs);
+    knobs.recovery = mode;
+    assert_int_equal(ds4_recovery_init(recovery, &knobs, DS4_STR(""), bpe, &err), 0);
+    fresh(h, how);
+    h->req->max_new = 100000;
+    assert_int_equal(ds4_request_set_watch(h->req, recovery, &err), 0);
+}
+
+/* Lines until something happens. */
+static struct ds4_accept accept_lines(struct ds4_request *req, const char *line)
+{
+    struct ds4_accept accept = {.verdict = DS4_VERDICT_GO};
+
+    for (int32_t i = 0; i < 1000 && accept.verdict == DS4_VERDICT_GO; i++)
+        accept = accept_text(req, line);
+    return accept;
+}
+
+static void a_loop_is_nudged_twice_and_then_ends_the_turn(void **state)
+{
+    const struct ds4_parse_config how = {0};
+    struct ds4_recovery recovery;
+    struct ds4_accept accept;
+    struct heard h;
+    int32_t n_nudge;
+
+    (void)state;
+    watched(&h, &how, DS4_RECOVERY_NUDGE, &recovery);
+    n_nudge = (int32_t)recovery.text[0].len;
+    assert_true(n_nudge > 5);
+    assert_int_equal(ds4_request_splice_room(h.req), 2 * n_nudge);
+    for (int32_t round = 1; round <= 2; round++) {
+        accept = accept_lines(h.req, "Go.\n");
+        assert_int_equal(accept.verdict, DS4_VERDICT_SPLICE);
+        assert_true(accept.tripped);
+        assert_ptr_equal(accept.splice.text, &recovery.text[0]);
+        assert_int_equal(accept.splice.n_drop, 0);
+        assert_int_equal(h.req->usage.recovery_tok, round * n_nudge);
+        assert_int_equal(h.req->usage.completion_tok, h.n_token);
+        accept_text(h.req, "Then something else entirely, which is no loop at all.\n");
+    }
+    accept = accept_lines(h.req, "Go.\n");
+    assert_int_equal(accept.verdict, DS4_VERDICT_END);
+    assert_int_equal(accept.end, DS4_END_REPETITION);
+    assert_int_equal(h.req->watch->trip.kind, DS4_TRIP_EXACT);
+    assert_string_equal(h.req->watch->trip.evidence, "Go.");
+    end_as(&h, accept.end, -1, NULL);
+    assert_int_equal(h.result.end, DS4_END_REPETITION);
+    assert_null(strstr(h.content.ptr, "Stop repeating"));
+    heard_free(&h);
+    ds4_recovery_deinit(&recovery);
+}
+
+static void a_held_tag_is_taken_back_with_its_tokens(void **state)
+{
+    struct ds4_parse_tool tool = {.name = DS4_STR("get"), .parameters = DS4_STR("{}")};
+    const struct ds4_parse_config how = {.tools = &tool, .n_tools = 1};
+    struct ds4_recovery recovery;
+    struct ds4_accept accept;
+    struct heard h;
+    int32_t n = 0;
+
+    (void)state;
+    watched(&h, &how, DS4_RECOVERY_NUDGE, &recovery);
+    recovery.knobs.streak = 1;
+    accept_text(h.req, "Go.\nGo.\nGo.\nGo.\n"); /* one line short of a hit */
+    accept = accept_text(h.req, "Go.\n");
+    assert_int_equal(accept.verdict, DS4_VERDICT_SPLICE);
+    recovery.knobs.streak = 1000;
+    accept = accept_lines(h.req, "Go.\n"); /* a hit in every block, but no trip */
+    assert_int_equal(accept.verdict, DS4_VERDICT_GO);
+    recovery.knobs.streak = 1;
+    accept = accept_text(h.req, "<tool_c"); /* the parser holds this: it may become a call */
+    assert_int_equal(accept.verdict, DS4_VERDICT_SPLICE);
+    n = accept.splice.n_drop;
+    assert_true(n >= 1 && n <= 5);
+    assert_int_equal(h.req->usage.completion_tok, h.n_token - n);
+    accept_text(h.req, " x");
+    end_as(&h, DS4_END_EOS, -1, NULL);
+    assert_null(strchr(h.content.ptr, '<'));
+    assert_string_equal(h.content.ptr + h.content.len - 2, " x");
+    heard_free(&h);
+    ds4_recovery_deinit(&recovery);
+}
+
+static void a_reopened_turn_thinks_again(void **state)
+{
+    const struct ds4_parse_config how = {.starts_in_reasoning = true};
+    struct ds4_recovery recovery;
+    struct ds4_accept accept;
+    struct heard h;
+
+    (void)state;
+    watched(&h, &how, DS4_RECOVERY_REOPEN, &recovery);
+    accept_text(h.req, "plan");
+    accept_id(h.req, ds4_vocab_special(vocab, DS4_SPECIAL_THINK_CLOSE));
+    accept = accept_lines(h.req, "Go.\n");
+    assert_int_equal(accept.verdict, DS4_VERDICT_SPLICE);
+    assert_int_equal(accept.splice.mode, DS4_RECOVERY_REOPEN);
+    assert_ptr_equal(accept.splice.text, &recovery.text[1]);
+    assert_int_equal(recovery.text[1].ptr[0], ds4_vocab_special(vocab, DS4_SPECIAL_EOS));
+    assert_int_equal(recovery.text[1].ptr[recovery.text[1].len - 1],
+                     ds4_vocab_special(vocab, DS4_SPECIAL_THINK_OPEN));
+    accept_text(h.req, " again");
+    accept_id(h.req, ds4_vocab_special(vocab, DS4_SPECIAL_THINK_CLOSE));
+    accept_text(h.req, "done");
+    end_as(&h, DS4_END_EOS, -1, NULL);
+    assert_text(&h.reasoning, "plan again");
+    assert_string_equal(h.content.ptr + h.content.len - 6, "Godone");
+    heard_free(&h);
+    ds4_recovery_deinit(&recovery);
+}
+
+static void code_and_arguments_are_not_watched(void **state)
+{
+    struct ds4_parse_tool tool = {
+        .name = DS4_STR("get"),
+        .parameters = DS4_STR("{\"type\":\"object\",\"properties\":{\"q\":{\"type\":\"string\"}}}"),
+    };
+    const struct ds4_parse_config how = {.tools = &tool, .n_tools = 1};
+    struct ds4_recovery recovery;
+    struct heard h;
+
+    (void)state;
+    watched(&h, &how, DS4_RECOVERY_NUDGE, &recovery);
+    accept_text(h.req, "```\n");
+    assert_int_equal(accept_lines(h.req, "},\n").verdict, DS4_VERDICT_GO);
+    accept_text(h.req, "```\n");
+    accept_text(h.req, "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"get\">\n"
+                       "<｜DSML｜parameter name=\"q\" string=\"true\">");
+    assert_int_equal(accept_lines(h.req, "},\n").verdict, DS4_VERDICT_GO);
+    end_as(&h, DS4_END_EOS, -1, NULL);
+    assert_int_equal(h.result.usage.recovery_tok, 0);
+    heard_free(&h);
+    ds4_recovery_deinit(&recovery);
+}
+
 static int load(void **state)
 {
     struct ds4_err err = {0};
@@ -376,12 +522,14 @@ static int load(void **state)
     vocab = ds4_vocab_load("tests/data/ds4-tiny.gguf", NULL, &err);
     if (vocab == NULL)
         print_error("%s\n", err.msg);
-    return vocab == NULL ? -1 : 0;
+    bpe = vocab == NULL ? NULL : ds4_bpe_new(vocab, &err);
+    return bpe == NULL ? -1 : 0;
 }
 
 static int unload(void **state)
 {
     (void)state;
+    ds4_bpe_free(bpe);
     ds4_vocab_free(vocab);
     return 0;
 }
@@ -399,6 +547,10 @@ int main(void)
         cmocka_unit_test(complete_calls_turn_eos_into_tool_calls),
         cmocka_unit_test(errors_and_cancellations_release_nothing_more),
         cmocka_unit_test(a_cancellation_from_a_callback_is_left_to_the_caller),
+        cmocka_unit_test(a_loop_is_nudged_twice_and_then_ends_the_turn),
+        cmocka_unit_test(a_held_tag_is_taken_back_with_its_tokens),
+        cmocka_unit_test(a_reopened_turn_thinks_again),
+        cmocka_unit_test(code_and_arguments_are_not_watched),
     };
 
     return cmocka_run_group_tests(tests, load, unload);
