@@ -99,14 +99,17 @@ int ds4_watch_after(struct ds4_watch *watch, const struct ds4_watch_mark *mark, 
                     struct ds4_err *err)
 {
     struct ds4_str text = ds4_str_skip(ds4_buf_view(&events->text), mark->n_text);
+    struct ds4_trip trip;
 
     *fired = false;
     watch->tail_bytes[watch->n_seen++ % DS4_WATCH_TAIL_TOK] = (uint32_t)raw_bytes;
     if (!mark->is_text || !is_text(parser) || !only_text_since(events, mark->n_event))
         return 0;
-    if (ds4_loop_guard_add(&watch->guard, text, &watch->trip, err) != 0)
+    if (ds4_loop_guard_add(&watch->guard, text, &trip, err) != 0)
         return -1;
-    *fired = watch->trip.kind != DS4_TRIP_NONE;
+    *fired = trip.kind != DS4_TRIP_NONE;
+    if (*fired)
+        watch->last = trip;
     return 0;
 }
 

@@ -45,7 +45,7 @@ struct ds4_watch {
     bool thinking;                           /* the turn began inside a think block */
     uint32_t tail_bytes[DS4_WATCH_TAIL_TOK]; /* raw text of the newest tokens, a ring */
     uint64_t n_seen;
-    struct ds4_trip trip; /* the newest */
+    struct ds4_trip last; /* the newest trip */
 };
 
 void ds4_watch_init(struct ds4_watch *watch, const struct ds4_recovery *recovery, bool thinking);
@@ -59,12 +59,12 @@ struct ds4_watch_mark {
 };
 struct ds4_watch_mark ds4_watch_before(const struct ds4_stream *parser,
                                        const struct ds4_events *events);
-/* The token is fed; raw_bytes is its text's length.  *fired: watch->trip says what. */
+/* The token is fed; raw_bytes is its text's length.  *fired: watch->last says what. */
 int ds4_watch_after(struct ds4_watch *watch, const struct ds4_watch_mark *mark, size_t raw_bytes,
                     const struct ds4_stream *parser, const struct ds4_events *events, bool *fired,
                     struct ds4_err *err) DS4_MUST_CHECK;
 
-/* What to do about watch->trip. */
+/* What to do about watch->last. */
 struct ds4_splice {
     enum ds4_recovery_mode mode; /* OFF: end the turn */
     const struct ds4_ids *text;

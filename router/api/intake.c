@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
+#include <xxhash.h>
+
 #define DS4_BODY_ARENA_BYTES ((size_t)1 << 30)
 #define DS4_OPENER_BYTES     ((size_t)1 << 20) /* a tool's name and fixed text */
 
@@ -234,6 +236,42 @@ static int finish_request(struct ds4_answer *answer, const struct ds4_chat_promp
     return make_parser(answer->context, prompt, req, error);
 }
 
+/* Members about the cache and the tripwires, alike in every dialect. */
+static int read_extras(const struct ds4_json *body, struct ds4_request *req, bool *tripwire,
+                       struct ds4_api_error *error)
+{
+    const struct ds4_json *ours = NULL;
+    struct ds4_str salt = {NULL, 0};
+    struct ds4_err err = {0};
+    bool cache = true;
+
+    if (ds4_intake_switch(body, "", "cache_prompt", &cache, error) != 0)
+        return -1;
+    if (ds4_json_get_str(body, "", "cache_salt", &salt, &err) != 0)
+        return ds4_api_fail(error, "invalid_value", "cache_salt", "%s", err.msg);
+    if (ds4_json_get_object(body, "", "ds4", &ours, &err) != 0)
+        return ds4_api_fail(error, "invalid_value", "ds4", "%s", err.msg);
+    req->no_cache_reads = !cache;
+    if (salt.len > 0)
+        req->salt = XXH3_64bits(salt.ptr, salt.len) | 1; /* 0 is everybody's */
+    return ds4_intake_switch(ours, "ds4", "tripwire", tripwire, error);
+}
+
+static int complete(struct ds4_answer *answer, const struct ds4_json *body,
+                    const struct ds4_chat_prompt *prompt, struct ds4_request *req,
+                    struct ds4_api_error *error)
+{
+    struct ds4_err err = {0};
+    bool tripwire = true;
+
+    if (read_extras(body, req, &tripwire, error) != 0 ||
+        finish_request(answer, prompt, req, error) != 0)
+        return -1;
+    if (tripwire && ds4_request_set_watch(req, answer->context->recovery, &err) != 0)
+        return ds4_api_fail_err(error, NULL, &err);
+    return 0;
+}
+
 static void count_effort(const struct ds4_answer *answer, const struct ds4_chat_prompt *prompt)
 {
     const struct ds4_request *req = answer->choice[0].req;
@@ -255,7 +293,7 @@ int ds4_intake_chat(struct ds4_answer *answer, const struct ds4_json *body,
 {
     struct ds4_request *first = answer->choice[0].req;
 
-    if (finish_request(answer, prompt, first, error) != 0)
+    if (complete(answer, body, prompt, first, error) != 0)
         return -1;
     if (prompt->effort.downgraded)
         ds4_answer_note(answer, "effort", "\"max\"", "\"high\"", prompt->effort.why);
@@ -265,7 +303,7 @@ int ds4_intake_chat(struct ds4_answer *answer, const struct ds4_json *body,
 
         if (req == NULL || ds4_intake_model(body, answer->context, req, error) != 0 ||
             ds4_params_copy(first, req, error) != 0 ||
-            finish_request(answer, prompt, req, error) != 0)
+            complete(answer, body, prompt, req, error) != 0)
             return -1;
     }
     for (int32_t i = 0; i < n_choice; i++)

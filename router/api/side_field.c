@@ -1,6 +1,25 @@
 /* The object `ds4` of answers (step 15). */
 #include "router/api/side_field.h"
 
+static void write_repetition(const struct ds4_request *req, struct ds4_jw *w)
+{
+    ds4_jw_key(w, "recovery_tokens");
+    ds4_jw_int(w, req->usage.recovery_tok);
+    ds4_jw_key(w, "repetition");
+    if (req->watch == NULL || req->watch->last.kind == DS4_TRIP_NONE) {
+        ds4_jw_null(w);
+        return;
+    }
+    ds4_jw_object(w);
+    ds4_jw_key(w, "detector");
+    ds4_jw_text(w, ds4_trip_text(req->watch->last.kind));
+    ds4_jw_key(w, "evidence");
+    ds4_jw_text(w, req->watch->last.evidence);
+    ds4_jw_key(w, "recoveries");
+    ds4_jw_int(w, req->watch->guard.n_recovered);
+    ds4_jw_end(w);
+}
+
 /* What was asked, what was done, and why: nothing is changed silently. */
 void ds4_side_field_write(const struct ds4_answer *answer, struct ds4_jw *w)
 {
@@ -32,6 +51,7 @@ void ds4_side_field_write(const struct ds4_answer *answer, struct ds4_jw *w)
         ds4_jw_null(w);
     ds4_jw_key(w, "stop_detail");
     ds4_jw_text(w, ds4_end_text(choice->result.end));
+    write_repetition(choice->req, w);
     ds4_jw_key(w, "seed");
     ds4_jw_int(w, (int64_t)choice->req->sampling.seed);
     ds4_jw_key(w, "truncated_tool_args");

@@ -81,9 +81,9 @@ void ds4_count_trip(struct ds4_metrics *m, const struct ds4_request *req,
 {
     bool again = accept->verdict == DS4_VERDICT_SPLICE;
 
-    if (req->watch->trip.kind == DS4_TRIP_SOUP)
+    if (req->watch->last.kind == DS4_TRIP_SOUP)
         ds4_metric_add(m, DS4_M_PARSER_LEAKS, 1, "control_tag");
-    ds4_metric_add(m, DS4_M_TRIPWIRES, 1, ds4_trip_text(req->watch->trip.kind));
+    ds4_metric_add(m, DS4_M_TRIPWIRES, 1, ds4_trip_text(req->watch->last.kind));
     /* What this trip says about the recovery before it. */
     if (req->watch->guard.n_recovered > (again ? 1 : 0))
         ds4_metric_add(m, DS4_M_NUDGES, 1, mode_text(req), again ? "again" : "exhausted");

@@ -421,8 +421,8 @@ static void a_loop_is_nudged_twice_and_then_ends_the_turn(void **state)
     accept = accept_lines(h.req, "Go.\n");
     assert_int_equal(accept.verdict, DS4_VERDICT_END);
     assert_int_equal(accept.end, DS4_END_REPETITION);
-    assert_int_equal(h.req->watch->trip.kind, DS4_TRIP_EXACT);
-    assert_string_equal(h.req->watch->trip.evidence, "Go.");
+    assert_int_equal(h.req->watch->last.kind, DS4_TRIP_EXACT);
+    assert_string_equal(h.req->watch->last.evidence, "Go.");
     end_as(&h, accept.end, -1, NULL);
     assert_int_equal(h.result.end, DS4_END_REPETITION);
     assert_null(strstr(h.content.ptr, "Stop repeating"));
