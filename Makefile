@@ -262,9 +262,9 @@ example: $(BUILD)/bin/ds4-router ## write deploy/ds4.conf.example anew, after a 
 	{ sed '/^$$/q' deploy/ds4.conf.example && $< --config /dev/null --print-config; } >$(BUILD)/example
 	mv $(BUILD)/example deploy/ds4.conf.example
 
-demo: $(BINS) ## tiny model, router and STAGES workers, one streamed chat (PORT, MODEL, SERVE=1)
+demo: $(BINS) ## tiny model, router and STAGES workers, one streamed chat (PORT, MODEL, RELEASE, SERVE=1)
 	@python3 deploy/demo.py --stages $(STAGES) --port $(PORT) --bin $(BUILD)/bin \
-		$(if $(MODEL),--model '$(MODEL)') $(if $(SERVE),--serve)
+		$(if $(MODEL),--model '$(MODEL)') $(if $(RELEASE),--release $(RELEASE)) $(if $(SERVE),--serve)
 
 clean: ## remove everything built
 	rm -rf build

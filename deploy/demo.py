@@ -179,7 +179,7 @@ def refuse_taken_port(parser, port):
 def main():
     parser = argparse.ArgumentParser(
         prog="demo", description=__doc__.splitlines()[0],
-        usage="make demo [STAGES=2] [PORT=8000] [MODEL=file.gguf] [SERVE=1]")
+        usage="make demo [STAGES=2] [PORT=8000] [MODEL=file.gguf] [RELEASE=v4_0731] [SERVE=1]")
     parser.add_argument("--stages", default="2")
     parser.add_argument("--port", default="8000")
     parser.add_argument("--model", default=TINY)

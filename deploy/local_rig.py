@@ -122,12 +122,12 @@ class Rig:
         for name, process in named:
             if process is not None and process.poll() is not None:
                 raise RigError("%s ended with status %d\n%s" %
-                               (name, process.returncode, self.logs()))
+                               (name, process.returncode, self.logs(name.replace(" ", "") + ".log")))
 
-    def logs(self, lines=15):
-        """The last lines of every log."""
+    def logs(self, closing="", lines=15):
+        """The last lines of every log; those of `closing` stand last, where they are read."""
         parts = []
-        for name in sorted(os.listdir(self.folder)):
+        for name in sorted(os.listdir(self.folder), key=lambda name: (name == closing, name)):
             if name.endswith(".log"):
                 with open(os.path.join(self.folder, name), encoding="utf-8",
                           errors="replace") as log:

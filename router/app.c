@@ -111,10 +111,13 @@ static int open_recovery(struct ds4_app *app, struct ds4_err *err)
 
 static int open_model(struct ds4_app *app, struct ds4_err *err)
 {
-    struct ds4_weights_file *wf = ds4_weights_open(app->config->model.path, DS4_WEIGHTS_PREAD, err);
+    struct ds4_weights_file *wf;
     struct ds4_str name;
     int rc = -1;
 
+    if (app->config->model.path[0] == '\0')
+        return ds4_fail(err, DS4_E_INVALID, "model.path is not set");
+    wf = ds4_weights_open(app->config->model.path, DS4_WEIGHTS_PREAD, err);
     if (wf == NULL)
         return -1;
     if (ds4_model_read(wf, &app->shape, err) == 0 &&

@@ -43,7 +43,7 @@ static const char doc[] =
     "Commands:\n"
     "  tokenize    {text, parse_special?} or {bytes_hex} -> {ids}        needs --model\n"
     "  detokenize  {ids} -> {text, piece_hex}                            needs --model\n"
-    "  render      a chat or a request -> {prompt, effort?}\n"
+    "  render      {encoder, thinking_mode, messages} or a request -> {prompt, effort?}\n"
     "  parse       a model's output -> {reasoning, content, tool_calls, finish_reason}\n"
     "  stream      an output in chunks -> {states, final}\n"
     "  tripwire    {window} -> {soup, exact_line, fuzzy_15, fuzzy_6}     needs --model\n";
@@ -209,6 +209,7 @@ int main(int argc, char **argv)
     struct tool tool = {0};
     int status = EXIT_MODEL;
 
+    argp_program_version = "ds4-text " DS4_VERSION;
     argp_parse(&argp, argc, argv, 0, NULL, &tool);
     tool.parse.spaced_tags = tool.release == DS4_RELEASE_V41;
     if (tool.model == NULL || load_model(&tool) == 0)

@@ -177,6 +177,10 @@ class Starts(unittest.TestCase):
                 self.refuses(program, settings, name + ".gguf", *args)
         self.refuses("ds4-worker", {"model": {"path": "/none/such.gguf"}}, "such.gguf", "--stage", "0")
 
+    def test_a_model_that_is_not_set_is_named(self):
+        for program, args in (("ds4-router", ()), ("ds4-worker", ("--stage", "0"))):
+            self.refuses(program, {"model": {"path": ""}}, "model.path is not set", *args)
+
     def test_port_in_use_is_a_temporary_failure(self):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
