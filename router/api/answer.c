@@ -146,10 +146,11 @@ struct ds4_usage ds4_answer_usage(const struct ds4_answer *answer)
         const struct ds4_usage *one = choice->done ? &choice->result.usage : &choice->req->usage;
 
         if (answer->n_per_prompt > 0 ? i % answer->n_per_prompt == 0 : i == 0) {
-            sum.prompt_tok += one->prompt_tok;
+            sum.prompt_tok += one->prompt_tok + choice->n_echo;
             sum.cached_tok += one->cached_tok;
         }
-        sum.completion_tok += one->completion_tok;
+        sum.completion_tok +=
+            one->completion_tok > choice->n_echo ? one->completion_tok - choice->n_echo : 0;
         sum.reasoning_tok += one->reasoning_tok;
     }
     return sum;
@@ -253,7 +254,7 @@ static void on_events(void *owner, const struct ds4_events *events)
     struct ds4_choice *choice = owner;
     struct ds4_answer *answer = choice->answer;
 
-    if (choice->wants_logprobs)
+    if (choice->wants_logprobs && !answer->dialect->raw)
         ds4_logprobs_decide(choice, events);
     collect(choice, events);
     if (answer->sse != NULL && !answer->failed) {

@@ -58,6 +58,7 @@ struct ds4_choice {
     /* Log-probabilities as comma-separated JSON items not yet sent, and tokens whose channel is not
      * known yet. */
     bool wants_logprobs;
+    int32_t n_echo; /* sampled tokens that belong to the prompt: echo with log-probabilities */
     struct ds4_buf logprobs_content;
     struct ds4_buf logprobs_reasoning;
     DS4_VEC(struct ds4_token_entry) undecided;

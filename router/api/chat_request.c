@@ -24,18 +24,8 @@ int ds4_chat_prompt_build(const struct ds4_api_context *context, const struct ds
 static int read_switches(const struct ds4_json *body, struct ds4_answer *answer,
                          struct ds4_api_error *error)
 {
-    const struct ds4_json *options = NULL;
-    struct ds4_err err = {0};
-
-    if (ds4_json_get_object(body, "", "stream_options", &options, &err) != 0)
-        return ds4_api_fail(error, "invalid_value", "stream_options", "%s", err.msg);
-    if (ds4_intake_switch(body, "", "stream", &answer->stream, error) != 0 ||
-        ds4_intake_switch(options, "stream_options", "include_usage", &answer->include_usage,
-                          error) != 0 ||
-        ds4_intake_switch(options, "stream_options", "continuous_usage_stats",
-                          &answer->continuous_usage, error) != 0 ||
-        ds4_intake_switch(body, "", "include_reasoning", &answer->include_reasoning, error) != 0 ||
-        ds4_intake_switch(body, "", "return_progress", &answer->return_progress, error) != 0)
+    if (ds4_intake_stream(body, answer, error) != 0 ||
+        ds4_intake_switch(body, "", "include_reasoning", &answer->include_reasoning, error) != 0)
         return -1;
     return ds4_intake_switch(body, "", "parallel_tool_calls", &answer->parallel_calls, error);
 }

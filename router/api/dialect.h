@@ -16,6 +16,7 @@ struct ds4_events;
 struct ds4_dialect {
     enum ds4_api api;
     enum ds4_error_style style;
+    bool raw; /* answers are text without channels: log-probabilities stay in `undecided` */
 
     /* Body -> answer->choice[..].req, complete but for the sink.  -1 with *error filled. */
     int (*parse)(struct ds4_answer *answer, struct ds4_api_error *error);

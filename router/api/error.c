@@ -26,6 +26,7 @@ static const struct row table[] = {
     {"invalid_value", 400, "invalid_request_error", "invalid_request_error"},
     {"missing_field", 400, "invalid_request_error", "invalid_request_error"},
     {"unsupported_value", 400, "invalid_request_error", "invalid_request_error"},
+    {"fim_unsupported", 400, "invalid_request_error", "invalid_request_error"},
     {"unknown_tool_call_id", 400, "invalid_request_error", "invalid_request_error"},
     {"context_length_exceeded", 400, "invalid_request_error", "invalid_request_error"},
     {"invalid_api_key", 401, "authentication_error", "authentication_error"},

@@ -72,6 +72,23 @@ int ds4_intake_switch(const struct ds4_json *obj, const char *path, const char *
     return ds4_api_fail(error, "invalid_value", param, "%s", err.msg);
 }
 
+int ds4_intake_stream(const struct ds4_json *body, struct ds4_answer *answer,
+                      struct ds4_api_error *error)
+{
+    const struct ds4_json *options = NULL;
+    struct ds4_err err = {0};
+
+    if (ds4_json_get_object(body, "", "stream_options", &options, &err) != 0)
+        return ds4_api_fail(error, "invalid_value", "stream_options", "%s", err.msg);
+    if (ds4_intake_switch(body, "", "stream", &answer->stream, error) != 0 ||
+        ds4_intake_switch(options, "stream_options", "include_usage", &answer->include_usage,
+                          error) != 0 ||
+        ds4_intake_switch(options, "stream_options", "continuous_usage_stats",
+                          &answer->continuous_usage, error) != 0)
+        return -1;
+    return ds4_intake_switch(body, "", "return_progress", &answer->return_progress, error);
+}
+
 int ds4_intake_model(const struct ds4_json *body, const struct ds4_api_context *context,
                      struct ds4_request *req, struct ds4_api_error *error)
 {

@@ -27,6 +27,9 @@ int ds4_intake_run(struct ds4_answer *answer, ds4_intake_fn read, struct ds4_api
 /* A boolean member of obj, which stands at `path` ("" at the top). */
 int ds4_intake_switch(const struct ds4_json *obj, const char *path, const char *key, bool *out,
                       struct ds4_api_error *error);
+/* `stream`, `stream_options` and `return_progress` of the OpenAI dialects. */
+int ds4_intake_stream(const struct ds4_json *body, struct ds4_answer *answer,
+                      struct ds4_api_error *error);
 /* `model` into the request: a served name, or the served one when absent. */
 int ds4_intake_model(const struct ds4_json *body, const struct ds4_api_context *context,
                      struct ds4_request *req, struct ds4_api_error *error);

@@ -33,39 +33,6 @@ static void write_head(const struct ds4_answer *answer, const char *object, stru
     ds4_jw_text(w, answer->context->fingerprint);
 }
 
-static void write_usage(const struct ds4_answer *answer, struct ds4_jw *w)
-{
-    struct ds4_usage u = ds4_answer_usage(answer);
-
-    ds4_jw_key(w, "usage");
-    ds4_jw_object(w);
-    ds4_jw_key(w, "prompt_tokens");
-    ds4_jw_int(w, u.prompt_tok);
-    ds4_jw_key(w, "completion_tokens");
-    ds4_jw_int(w, u.completion_tok);
-    ds4_jw_key(w, "total_tokens");
-    ds4_jw_int(w, (int64_t)u.prompt_tok + u.completion_tok);
-    ds4_jw_key(w, "prompt_tokens_details");
-    ds4_jw_object(w);
-    ds4_jw_key(w, "cached_tokens");
-    ds4_jw_int(w, u.cached_tok);
-    ds4_jw_end(w);
-    ds4_jw_key(w, "completion_tokens_details");
-    ds4_jw_object(w);
-    ds4_jw_key(w, "reasoning_tokens");
-    ds4_jw_int(w, u.reasoning_tok);
-    ds4_jw_key(w, "accepted_prediction_tokens");
-    ds4_jw_int(w, 0);
-    ds4_jw_key(w, "rejected_prediction_tokens");
-    ds4_jw_int(w, 0);
-    ds4_jw_end(w);
-    ds4_jw_key(w, "prompt_cache_hit_tokens");
-    ds4_jw_int(w, u.cached_tok);
-    ds4_jw_key(w, "prompt_cache_miss_tokens");
-    ds4_jw_int(w, (int64_t)u.prompt_tok - u.cached_tok);
-    ds4_jw_end(w);
-}
-
 static const char *finish_reason(const struct ds4_choice *choice)
 {
     switch (choice->result.end) {
@@ -139,7 +106,7 @@ static void send_chunk(struct chunk *chunk, struct ds4_choice *choice, const cha
     ds4_jw_end(&chunk->w); /* choice */
     ds4_jw_end(&chunk->w); /* choices */
     if (answer->continuous_usage)
-        write_usage(answer, &chunk->w);
+        ds4_usage_write(answer, &chunk->w);
     if (last)
         ds4_side_field_write(answer, &chunk->w);
     ds4_jw_end(&chunk->w);
@@ -236,7 +203,7 @@ static void chat_done(struct ds4_answer *answer)
         ds4_jw_key(&w, "choices");
         ds4_jw_array(&w);
         ds4_jw_end(&w);
-        write_usage(answer, &w);
+        ds4_usage_write(answer, &w);
         ds4_side_field_write(answer, &w);
         ds4_jw_end(&w);
         ds4_sse_send_data(answer->sse, ds4_buf_view(&buf));
@@ -361,7 +328,7 @@ static void chat_whole(struct ds4_answer *answer, struct ds4_buf *body)
         ds4_jw_end(&w);
     }
     ds4_jw_end(&w);
-    write_usage(answer, &w);
+    ds4_usage_write(answer, &w);
     ds4_side_field_write(answer, &w);
     ds4_jw_end(&w);
 }

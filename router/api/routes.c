@@ -8,6 +8,7 @@
 #include "router/api/health.h"
 #include "router/api/models.h"
 #include "router/api/openai_chat.h"
+#include "router/api/openai_completions.h"
 #include "router/api/tokens.h"
 
 #include <stdio.h>
@@ -15,6 +16,11 @@
 static void chat(struct ds4_exchange *x, void *context)
 {
     ds4_answer_start(context, &ds4_dialect_openai_chat, x);
+}
+
+static void completions(struct ds4_exchange *x, void *context)
+{
+    ds4_answer_start(context, &ds4_dialect_completions, x);
 }
 
 static void messages(struct ds4_exchange *x, void *context)
@@ -28,11 +34,11 @@ static void not_offered(struct ds4_exchange *x, void *context)
     struct ds4_api_error error;
 
     (void)context;
-    (void)ds4_api_fail(
-        &error, "endpoint_not_supported", NULL,
-        "%.*s is not offered here; this server has /v1/chat/completions, /v1/messages, /v1/models, "
-        "/tokenize, /detokenize and /apply-template",
-        DS4_STR_ARG(path));
+    (void)ds4_api_fail(&error, "endpoint_not_supported", NULL,
+                       "%.*s is not offered here; this server has /v1/chat/completions, "
+                       "/v1/completions, /v1/messages, /v1/models, "
+                       "/tokenize, /detokenize and /apply-template",
+                       DS4_STR_ARG(path));
     ds4_api_error_reply(&error, DS4_STYLE_OPENAI, x);
 }
 
@@ -42,6 +48,7 @@ static struct ds4_route routes[] = {
     [DS4_ROUTE_METRICS] = {"/metrics", DS4_METHOD_GET, false, ds4_metrics_handle},
     {"/v1/chat/completions", DS4_METHOD_POST, false, chat},
     {"/chat/completions", DS4_METHOD_POST, false, chat},
+    {"/v1/completions", DS4_METHOD_POST, false, completions},
     {"/v1/messages", DS4_METHOD_POST, false, messages},
     {"/v1/messages/count_tokens", DS4_METHOD_POST, false, ds4_count_tokens_handle},
     {"/v1/models", DS4_METHOD_GET, false, ds4_models_handle},

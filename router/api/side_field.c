@@ -1,4 +1,4 @@
-/* The object `ds4` of answers (step 15). */
+/* Members that answers share (step 15): the object `ds4`, and usage in OpenAI's old form. */
 #include "router/api/side_field.h"
 
 static void write_repetition(const struct ds4_request *req, struct ds4_jw *w)
@@ -65,5 +65,38 @@ void ds4_side_field_write(const struct ds4_answer *answer, struct ds4_jw *w)
     (void)ds4_buf_append_byte(&list, ']');
     ds4_jw_raw(w, ds4_buf_view(&list));
     ds4_buf_deinit(&list);
+    ds4_jw_end(w);
+}
+
+void ds4_usage_write(const struct ds4_answer *answer, struct ds4_jw *w)
+{
+    struct ds4_usage u = ds4_answer_usage(answer);
+
+    ds4_jw_key(w, "usage");
+    ds4_jw_object(w);
+    ds4_jw_key(w, "prompt_tokens");
+    ds4_jw_int(w, u.prompt_tok);
+    ds4_jw_key(w, "completion_tokens");
+    ds4_jw_int(w, u.completion_tok);
+    ds4_jw_key(w, "total_tokens");
+    ds4_jw_int(w, (int64_t)u.prompt_tok + u.completion_tok);
+    ds4_jw_key(w, "prompt_tokens_details");
+    ds4_jw_object(w);
+    ds4_jw_key(w, "cached_tokens");
+    ds4_jw_int(w, u.cached_tok);
+    ds4_jw_end(w);
+    ds4_jw_key(w, "completion_tokens_details");
+    ds4_jw_object(w);
+    ds4_jw_key(w, "reasoning_tokens");
+    ds4_jw_int(w, u.reasoning_tok);
+    ds4_jw_key(w, "accepted_prediction_tokens");
+    ds4_jw_int(w, 0);
+    ds4_jw_key(w, "rejected_prediction_tokens");
+    ds4_jw_int(w, 0);
+    ds4_jw_end(w);
+    ds4_jw_key(w, "prompt_cache_hit_tokens");
+    ds4_jw_int(w, u.cached_tok);
+    ds4_jw_key(w, "prompt_cache_miss_tokens");
+    ds4_jw_int(w, (int64_t)u.prompt_tok - u.cached_tok);
     ds4_jw_end(w);
 }

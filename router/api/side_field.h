@@ -9,4 +9,7 @@
 /* Writes the key and its object into the open object of w.  Choice 0 must be done. */
 void ds4_side_field_write(const struct ds4_answer *answer, struct ds4_jw *w);
 
+/* Writes `usage` of chat and completions, summed over the choices. */
+void ds4_usage_write(const struct ds4_answer *answer, struct ds4_jw *w);
+
 #endif

@@ -215,6 +215,13 @@ void ds4_channel_text(struct ds4_stream *s, struct ds4_str text)
         s->state = DS4_STATE_ENDED;
 }
 
+void ds4_channel_raw(struct ds4_stream *s, struct ds4_str text)
+{
+    emit(s, DS4_CHANNEL_CONTENT, text);
+    if (s->stop_hit)
+        s->state = DS4_STATE_ENDED;
+}
+
 void ds4_channel_open_think(struct ds4_stream *s)
 {
     if (s->channel == DS4_CHANNEL_CONTENT)

@@ -234,6 +234,8 @@ void ds4_channel_restart(struct ds4_stream *s);
 void ds4_channel_deinit(struct ds4_stream *s);
 /* Text of the current channel; may end the message (stop string). */
 void ds4_channel_text(struct ds4_stream *s, struct ds4_str text);
+/* Text that is content whatever it looks like, blanks included. */
+void ds4_channel_raw(struct ds4_stream *s, struct ds4_str text);
 void ds4_channel_open_think(struct ds4_stream *s);
 void ds4_channel_close_think(struct ds4_stream *s);
 /* A call starts: held blanks are syntax, reasoning is over. */

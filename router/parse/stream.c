@@ -350,6 +350,11 @@ int ds4_stream_feed(struct ds4_stream *s, struct ds4_str text, struct ds4_events
     if (s->state == DS4_STATE_ENDED || text.len == 0)
         return 0;
     s->out = out;
+    if (s->config->raw) {
+        ds4_channel_raw(s, text);
+        s->out = NULL;
+        return check(s, out, err);
+    }
     if (s->state == DS4_STATE_TEXT && s->in.len == 0 && memchr(text.ptr, '<', text.len) == NULL) {
         s->base += text.len; /* plain text goes out at once, without a copy */
         ds4_state_consume(s, s->base);

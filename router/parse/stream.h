@@ -71,6 +71,7 @@ enum ds4_parse_rule {
 struct ds4_parse_config {
     bool starts_in_reasoning; /* the prompt ends inside an open <think> */
     bool spaced_tags;         /* V4.1: what counts as exact in the metrics; changes nothing else */
+    bool raw; /* nothing is markup: every byte is content, only stop strings count */
     enum ds4_calls_mode calls_mode;
     const struct ds4_parse_tool *tools;
     size_t n_tools;
