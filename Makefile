@@ -59,7 +59,7 @@ LIBS_common := $(call lib,libconfuse jansson libxxhash libsystemd) -lm
 LIBS_router := $(call lib,libh2o libuv libzmq libprotobuf-c libutf8proc)
 LIBS_worker := $(call lib,libzmq libprotobuf-c libzstd) -lrt
 ifeq ($(CUDA),1)
-LIBS_gpu := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart -lcublas
+LIBS_gpu := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart -lcublas -lstdc++
 LIBS_worker += $(LIBS_gpu)
 endif
 

@@ -10,6 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define DS4_MUST_CHECK __attribute__((warn_unused_result))
 
 /* X(code, text) */
@@ -70,5 +74,9 @@ int ds4_mul_size(size_t a, size_t b, const char *what, size_t *out,
                  struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_add_size(size_t a, size_t b, const char *what, size_t *out,
                  struct ds4_err *err) DS4_MUST_CHECK;
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
