@@ -11,6 +11,7 @@
 #ifndef DS4_KERNELS_CUDA_GEMV_CUH
 #define DS4_KERNELS_CUDA_GEMV_CUH
 
+#include "kernels/cuda/async.cuh"
 #include "kernels/cuda/product.cuh"
 #include "kernels/cuda/unit.cuh"
 
@@ -96,13 +97,8 @@ ds4_gemv_fetch(const struct ds4_gemv_work &k, int32_t tile, int32_t c,
         const int lead = (int)((uintptr_t)p & 15), total = lead + bytes;
 
         p -= lead;
-        for (int at = 16 * lane; at < total; at += 16 * 32) {
-            const uint32_t to = (uint32_t)__cvta_generic_to_shared((uint8_t *)stage[r] + at);
-
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(p + at),
-                         "r"(min(16, total - at))
-                         : "memory");
-        }
+        for (int at = 16 * lane; at < total; at += 16 * 32)
+            ds4_async_copy((uint8_t *)stage[r] + at, p + at, min(16, total - at));
     }
 }
 
@@ -174,29 +170,34 @@ ds4_gemv_int8_unit(const struct ds4_shared_span (&span)[R], int local, int32_t u
     }
 }
 
-/* acc += a chunk of R rows times N inputs.  `first` is the chunk's first unit. */
-template <int D, bool INT8, int N, int R>
+/* acc += a chunk of R rows times N int8 inputs.  `first` is the chunk's first unit. */
+template <int D, int N, int R>
 static __device__ __forceinline__ void
-ds4_gemv_chunk(const struct ds4_gemv_work &k, const struct ds4_shared_span (&span)[R],
-               int32_t first, int32_t n_unit_all, const uint8_t *const (&x)[N], float (&acc)[R][N])
+ds4_gemv_int8(const struct ds4_gemv_work &k, const struct ds4_shared_span (&span)[R], int32_t first,
+              int32_t n_unit_all, const uint8_t *const (&x)[N], float (&acc)[R][N])
 {
-    using shape = ds4_gemv_shape<D, R>;
     const int lane = threadIdx.x % 32;
-    const int32_t n_unit = (k.n_col + DS4_UNIT - 1) / DS4_UNIT;
+    const int32_t n_unit = k.n_col / DS4_UNIT;
 
-    if (INT8) {
 #pragma unroll
-        for (int i = 0; i < shape::units; i++) {
-            const int local = 32 * i + lane;
+    for (int i = 0; i < ds4_gemv_shape<D, R>::units; i++) {
+        const int local = 32 * i + lane;
 
-            if (first + local < n_unit)
-                ds4_gemv_int8_unit<D, N, R>(span, local, k.part + first + local, n_unit_all, x,
-                                            acc);
-        }
-        return;
+        if (first + local < n_unit)
+            ds4_gemv_int8_unit<D, N, R>(span, local, k.part + first + local, n_unit_all, x, acc);
     }
+}
+
+/* acc += a chunk of R rows times N f32 inputs. */
+template <int D, int N, int R>
+static __device__ __forceinline__ void
+ds4_gemv_exact(const struct ds4_gemv_work &k, const struct ds4_shared_span (&span)[R],
+               int32_t first, const uint8_t *const (&x)[N], float (&acc)[R][N])
+{
+    const int lane = threadIdx.x % 32;
+
 #pragma unroll 4
-    for (int i = 0; i < 8 * shape::units; i++) {
+    for (int i = 0; i < 8 * ds4_gemv_shape<D, R>::units; i++) {
         const int local = 4 * i + lane / 8, j = lane % 8;
         const int32_t value = DS4_UNIT * (first + local) + 4 * j;
 
@@ -254,7 +255,7 @@ ds4_gemv_rows(const struct ds4_gemv_work &k, const uint8_t *const (&x)[N], int32
             }
         }
         next++;
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        ds4_async_commit();
     }
     while (tile < n_tile) {
         struct ds4_shared_span span[R];
@@ -267,13 +268,16 @@ ds4_gemv_rows(const struct ds4_gemv_work &k, const uint8_t *const (&x)[N], int32
             }
         }
         next = next + 1 == shape::stages ? 0 : next + 1;
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        asm volatile("cp.async.wait_group %0;" ::"n"(shape::stages - 1) : "memory");
+        ds4_async_commit();
+        ds4_async_wait<shape::stages - 1>();
         __syncwarp();
 #pragma unroll
         for (int r = 0; r < R; r++)
             span[r] = ds4_gemv_span<D, R>(k, tile, c, r, ring[now][r], grid);
-        ds4_gemv_chunk<D, INT8, N, R>(k, span, c * shape::chunk_units, n_unit_all, x, acc);
+        if constexpr (INT8)
+            ds4_gemv_int8<D, N, R>(k, span, c * shape::chunk_units, n_unit_all, x, acc);
+        else
+            ds4_gemv_exact<D, N, R>(k, span, c * shape::chunk_units, x, acc);
         __syncwarp(); /* before the stage is filled again */
         now = now + 1 == shape::stages ? 0 : now + 1;
         if (++c < n_chunk)
@@ -296,7 +300,7 @@ ds4_gemv_rows(const struct ds4_gemv_work &k, const uint8_t *const (&x)[N], int32
         c = 0;
         tile += k.tile_step;
     }
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    ds4_async_wait<0>();
 }
 
 /* The IQ2_XXS vectors in shared memory, where 32 different look-ups meet 32 banks. */

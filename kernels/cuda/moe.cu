@@ -23,12 +23,16 @@ struct room {
     int32_t *token;              /* [n_use] of a slot, within the chunk */
     float *weight;               /* [n_use] of a slot */
     int32_t *slot_of;            /* [n_use] of a use; -1: none */
-    uint8_t *x;                  /* packed inputs */
-    float *gate, *up;            /* [slots, d_expert], or the shared expert's */
-    uint8_t *middle;             /* packed */
-    float *part;                 /* [n_use, d] */
-    float *shared;               /* [n_tok, d] */
-    int64_t middle_values;       /* values that gate, up and middle each have room for */
+    uint8_t *x;                  /* packed inputs: */
+    struct ds4_packed packed;    /*   what it holds now, */
+    enum ds4_form packed_form;   /*   in this form, */
+    const void *packed_from;     /*   of these rows; NULL: nothing */
+    int32_t n_packed;
+    float *gate, *up;      /* [slots, d_expert], or the shared expert's */
+    uint8_t *middle;       /* packed */
+    float *part;           /* [n_use, d] */
+    float *shared;         /* [n_tok, d] */
+    int64_t middle_values; /* values that gate, up and middle each have room for */
     size_t used;
 };
 
@@ -280,8 +284,21 @@ size_t ds4_cuda_moe_scratch(const struct ds4_device *dev, const struct ds4_limit
 
 /* ---- the operation ----------------------------------------------------------------------------------- */
 
-/* Gate and up products of n packed rows (experts: of r's slots) into r->gate and r->up. */
-static void gate_and_up(struct ds4_device *dev, const struct room *r, struct ds4_product p,
+/* n rows of x in `form`; routed and shared experts mostly want the same. */
+static struct ds4_packed pack_x(struct ds4_device *dev, struct room *r, enum ds4_form form,
+                                struct ds4_dev_mat x, int32_t n, int32_t n_col)
+{
+    if (r->packed_from != x.data || r->n_packed != n || r->packed_form != form) {
+        r->packed = ds4_cuda_pack(dev, form, x, n, 1, n_col, r->x);
+        r->packed_from = x.data;
+        r->n_packed = n;
+        r->packed_form = form;
+    }
+    return r->packed;
+}
+
+/* Gate and up products of n_x rows of x (experts: of r's slots) into r->gate and r->up. */
+static void gate_and_up(struct ds4_device *dev, struct room *r, struct ds4_product p,
                         const struct ds4_weight *gate, const struct ds4_weight *up,
                         struct ds4_dev_mat x, int32_t n_x, enum ds4_form form,
                         enum ds4_form up_form)
@@ -297,7 +314,7 @@ static void gate_and_up(struct ds4_device *dev, const struct room *r, struct ds4
     p.y[1] = r->up;
     p.y_stride = gate->n_row;
     p.n_w = up->dtype == gate->dtype && up->row_bytes == gate->row_bytes ? 2 : 1;
-    p.x = ds4_cuda_pack(dev, form, x, n_x, 1, p.n_col, r->x);
+    p.x = pack_x(dev, r, form, x, n_x, p.n_col);
     ds4_cuda_product(dev, form, &p, r->used);
     if (p.n_w == 2)
         return;
@@ -306,7 +323,7 @@ static void gate_and_up(struct ds4_device *dev, const struct room *r, struct ds4
     p.y[0] = r->up;
     p.row_bytes = up->row_bytes;
     p.part_bytes = (size_t)up->n_row * up->row_bytes;
-    p.x = ds4_cuda_pack(dev, up_form, x, n_x, 1, p.n_col, r->x);
+    p.x = pack_x(dev, r, up_form, x, n_x, p.n_col);
     ds4_cuda_product(dev, up_form, &p, r->used);
 }
 
@@ -327,7 +344,7 @@ static void down(struct ds4_device *dev, const struct room *r, struct ds4_produc
     ds4_cuda_product(dev, form, &p, r->used);
 }
 
-static void run_routed(struct ds4_device *dev, const struct ds4_moe_args *a, const struct room *r,
+static void run_routed(struct ds4_device *dev, const struct ds4_moe_args *a, struct room *r,
                        struct ds4_dev_mat x, int32_t tok0, int32_t n, bool exact)
 {
     const int32_t n_use = n * a->n_used, n_expert = a->gate.n_stack;
@@ -350,7 +367,7 @@ static void run_routed(struct ds4_device *dev, const struct ds4_moe_args *a, con
 }
 
 /* All rows, active or not: nothing of an inactive row is used afterwards. */
-static void run_shared(struct ds4_device *dev, const struct ds4_moe_args *a, const struct room *r,
+static void run_shared(struct ds4_device *dev, const struct ds4_moe_args *a, struct room *r,
                        struct ds4_dev_mat x, int32_t n, bool exact)
 {
     const int64_t fit = r->middle_values / ds4_pad(a->shared_gate.n_row, 64);
@@ -386,8 +403,8 @@ void ds4_cuda_moe(struct ds4_device *dev, const struct ds4_moe_args *a)
         ds4_cuda_fatal(__FILE__, __LINE__, "moe", "more experts per token than the kernel sorts");
     for (int32_t i = 0; i < n_tok; i += step) {
         const int32_t n = n_tok - i < step ? n_tok - i : step;
-        const struct room r = carve(dev, n, a->n_used, a->gate.n_stack, a->gate.n_col,
-                                    a->gate.n_row, a->shared_gate.n_row);
+        struct room r = carve(dev, n, a->n_used, a->gate.n_stack, a->gate.n_col, a->gate.n_row,
+                              a->shared_gate.n_row);
         struct ds4_dev_mat x = ds4_dev_mat_of(&a->x);
 
         x.data = (uint8_t *)x.data + i * x.stride * (x.bf16 ? 2 : 4);

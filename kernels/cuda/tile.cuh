@@ -12,6 +12,7 @@
 #ifndef DS4_KERNELS_CUDA_TILE_CUH
 #define DS4_KERNELS_CUDA_TILE_CUH
 
+#include "kernels/cuda/async.cuh"
 #include "kernels/cuda/product.cuh"
 #include "kernels/cuda/unit.cuh"
 
@@ -44,7 +45,8 @@ static __device__ __forceinline__ void ds4_ldmatrix(uint32_t (&r)[4], const __nv
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"((uint32_t)__cvta_generic_to_shared(p)));
+                 : "r"((uint32_t)__cvta_generic_to_shared(p))
+                 : "memory");
 }
 
 static __device__ __forceinline__ void ds4_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
@@ -112,21 +114,17 @@ static __device__ __forceinline__ void ds4_tile_fetch(const struct ds4_product &
 
 #pragma unroll
     for (int i = 0; i < DS4_TILE_N * each / DS4_TILE_THREADS; i++) {
-        const int piece = i * DS4_TILE_THREADS + threadIdx.x, n = piece / each,
-                  c = piece % each * 8;
+        const int piece = i * DS4_TILE_THREADS + threadIdx.x;
+        const int n = piece / each, c = piece % each * 8;
         const bool there = n < k.n && k0 + c < p.x.part;
         const int32_t slot = k.slot0 + (n < k.n ? n : 0);
         const int32_t row = p.src != NULL ? p.src[slot] : slot;
         const __nv_bfloat16 *from = (const __nv_bfloat16 *)(p.x.data + row * p.x.row_bytes) +
                                     k.part * p.x.part + (there ? k0 + c : 0);
-        const uint32_t to =
-            (uint32_t)__cvta_generic_to_shared(x + n * ds4_tile_shape<BM>::pitch + c);
 
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                     "r"(there ? 16 : 0)
-                     : "memory");
+        ds4_async_copy(x + n * ds4_tile_shape<BM>::pitch + c, from, there ? 16 : 0);
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    ds4_async_commit();
 }
 
 /* acc += the staged tiles. */
@@ -210,7 +208,7 @@ static __device__ __forceinline__ void ds4_tile_run(const struct ds4_product &p,
     for (int32_t k0 = 0; k0 < p.n_col; k0 += shape::bk, now ^= 1) {
         __syncthreads(); /* the products of the previous step have read w */
         ds4_tile_store<BM>(w, pair);
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        ds4_async_wait<0>();
         __syncthreads();
         if (k0 + shape::bk < p.n_col) {
             ds4_tile_fetch<BM>(p, k, k0 + shape::bk, x + (now ^ 1) * shape::x_values);
