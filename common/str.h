@@ -61,6 +61,8 @@ static inline size_t ds4_str_find(struct ds4_str s, struct ds4_str needle, size_
         return DS4_STR_NONE;
     if (needle.len == 0)
         return from;
+    if (needle.len > s.len - from) /* also: an empty text may have no pointer */
+        return DS4_STR_NONE;
     hit = memmem(s.ptr + from, s.len - from, needle.ptr, needle.len);
     return hit == NULL ? DS4_STR_NONE : (size_t)(hit - s.ptr);
 }

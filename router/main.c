@@ -5,8 +5,10 @@
 #include "router/app.h"
 
 #include <argp.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #define DS4_PRINT_BYTES ((size_t)1 << 20)
@@ -66,15 +68,17 @@ static int load(const struct arguments *a, struct ds4_config *config, struct ds4
     return ds4_config_check(config, err);
 }
 
-static int print(const struct ds4_config *config)
+static int print(const struct ds4_config *config, struct ds4_err *err)
 {
     struct ds4_buf out;
     int rc;
 
     ds4_buf_init(&out, DS4_PRINT_BYTES);
     rc = ds4_config_print(config, &out);
-    if (rc == 0 && fwrite(out.ptr, 1, out.len, stdout) != out.len)
-        rc = -1;
+    if (rc != 0)
+        (void)ds4_fail(err, DS4_E_NOMEM, "no memory for the settings");
+    else if (fwrite(out.ptr, 1, out.len, stdout) != out.len || fflush(stdout) != 0)
+        rc = ds4_fail(err, DS4_E_IO, "could not write the settings: %s", strerror(errno));
     ds4_buf_deinit(&out);
     return rc == 0 ? DS4_EXIT_OK : DS4_EXIT_CONFIG;
 }
@@ -117,7 +121,7 @@ int main(int argc, char **argv)
         ds4_log(DS4_LOG_ERROR, "router.settings", "error=\"%s\"", err.msg);
     } else {
         ds4_log_set_level((enum ds4_log_level)config.log.level);
-        code = a.print_config   ? print(&config)
+        code = a.print_config   ? print(&config, &err)
                : a.check_config ? DS4_EXIT_OK
                                 : serve(&config, &err);
         if (code != DS4_EXIT_OK)

@@ -54,11 +54,11 @@ struct ds4_server {
 
 /* ---- keys ------------------------------------------------------------------------------------- */
 
-/* "name key" or "key" per line; blank lines and lines that start with # are skipped. */
+/* "key" or "key name" per line; blank lines and lines that start with # are skipped. */
 static int parse_keys(struct ds4_server *server, struct ds4_str text, struct ds4_err *err)
 {
     struct ds4_str line;
-    size_t end, blank;
+    size_t end, key_len;
 
     while (text.len > 0) {
         end = ds4_str_find(text, DS4_STR("\n"), 0);
@@ -66,9 +66,9 @@ static int parse_keys(struct ds4_server *server, struct ds4_str text, struct ds4
         text = ds4_str_skip(text, end == DS4_STR_NONE ? text.len : end + 1);
         if (line.len == 0 || line.ptr[0] == '#')
             continue;
-        blank = ds4_str_find(line, DS4_STR(" "), 0);
-        if (blank != DS4_STR_NONE)
-            line = ds4_str_trim(ds4_str_skip(line, blank));
+        for (key_len = 0; key_len < line.len && line.ptr[key_len] > ' '; key_len++)
+            ;
+        line = ds4_str_head(line, key_len);
         if (line.len > DS4_KEY_BYTES_MAX)
             return ds4_fail(err, DS4_E_INVALID, "http.keys_file: a key is %zu bytes, at most %d",
                             line.len, DS4_KEY_BYTES_MAX);
@@ -83,15 +83,19 @@ static int parse_keys(struct ds4_server *server, struct ds4_str text, struct ds4
 static int read_keys(struct ds4_server *server, const char *path, struct ds4_err *err)
 {
     FILE *file = fopen(path, "re");
+    bool unread;
     size_t n;
 
     if (file == NULL)
         return ds4_fail(err, DS4_E_INVALID, "http.keys_file %s: %s", path, strerror(errno));
     server->key_bytes = calloc(1, DS4_KEYS_FILE_MAX + 1);
     n = server->key_bytes == NULL ? 0 : fread(server->key_bytes, 1, DS4_KEYS_FILE_MAX + 1, file);
+    unread = ferror(file) != 0;
     (void)fclose(file);
     if (server->key_bytes == NULL)
         return ds4_fail(err, DS4_E_NOMEM, "http.keys_file: no memory");
+    if (unread)
+        return ds4_fail(err, DS4_E_INVALID, "could not read http.keys_file %s", path);
     if (n > DS4_KEYS_FILE_MAX)
         return ds4_fail(err, DS4_E_INVALID, "http.keys_file %s is over 1 MiB", path);
     return parse_keys(server, (struct ds4_str){server->key_bytes, n}, err);

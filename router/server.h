@@ -32,7 +32,7 @@ struct ds4_server_config {
     const char *listen;    /* address; loopback unless keys are set or `open` */
     int32_t port;          /* 0 = any free port, see ds4_server_port */
     bool open;             /* allow a public address without keys */
-    const char *keys_file; /* one key per line, "name key" or "key"; NULL or "" = no keys */
+    const char *keys_file; /* one key per line, "key" or "key name"; NULL or "" = no keys */
     size_t max_body_bytes;
     size_t out_buf_bytes;     /* backlog limit of one stream */
     int32_t half_close_ms;    /* a client that closed its sending side is gone after this time */

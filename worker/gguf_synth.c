@@ -13,6 +13,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define CHUNK_BYTES      ((size_t)4 << 20)
@@ -411,6 +412,16 @@ static int write_file(struct writer *w, const struct ds4_buf *header,
     return 0;
 }
 
+/* The new file takes the name by rename(), which would as well replace a device. */
+static int check_target(const char *path, struct ds4_err *err)
+{
+    struct stat st;
+
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        return ds4_fail(err, DS4_E_INVALID, "%s exists and is no regular file", path);
+    return 0;
+}
+
 int ds4_gguf_synth_write(const struct ds4_gguf_synth *request, const char *path,
                          struct ds4_err *err)
 {
@@ -425,7 +436,7 @@ int ds4_gguf_synth_write(const struct ds4_gguf_synth *request, const char *path,
     ds4_buf_init(&w.table, HEADER_MAX_BYTES);
     ds4_buf_init(&header, 2 * HEADER_MAX_BYTES);
     if (ds4_synth_quant(request->quant, &w.quant, err) ||
-        check_request(request, &shape, &part, err) ||
+        check_request(request, &shape, &part, err) || check_target(path, err) ||
         build_header(&w, request, &shape, &part, &header))
         goto out;
     w.chunk = malloc(CHUNK_BYTES);

@@ -4,7 +4,9 @@
 import json
 import os
 import socket
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -108,6 +110,69 @@ class Rude(unittest.TestCase):
         self.assertIn("error", json.loads(frames[-2][1]))
         self.rig.start_worker(0)
         self.rig.wait_ready(20)
+
+
+class Files(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="ds4-robust-")
+
+    def tearDown(self):
+        self.folder.cleanup()
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def test_the_key_stands_before_its_name(self):
+        """The name was taken for the key."""
+        with open(self.path("keys"), "w", encoding="ascii") as keys:
+            keys.write("# keys\n\nsk-first alice in the lab\n  sk-second\tbob\nsk-third\n")
+        rig = e2e.rig(stages=1, settings={"http": {"keys_file": self.path("keys")}})
+        rig.start_router()
+        try:
+            deadline = time.monotonic() + 20
+            while True:
+                try:
+                    rig.request("GET", "/livez")
+                    break
+                except ConnectionError:
+                    self.assertLess(time.monotonic(), deadline)
+                    time.sleep(0.05)
+
+            def status(headers):
+                return rig.request("GET", "/v1/models", headers=headers)[0]
+
+            for key in ("sk-first", "sk-second", "sk-third"):
+                self.assertEqual(status({"authorization": "Bearer " + key}), 503)
+                self.assertEqual(status({"x-api-key": key}), 503)
+            for key in ("alice", "alice in the lab", "lab", "bob", "sk-first alice in the lab",
+                        "sk-firs", "sk-first1", "# keys", "#", ""):
+                self.assertEqual(status({"authorization": "Bearer " + key}), 401)
+                self.assertEqual(status({"x-api-key": key}), 401)
+            self.assertEqual(status({}), 401)
+        finally:
+            rig.stop()
+
+    def test_a_synthesised_file_does_not_replace_a_device(self):
+        """rename() put a regular file where /dev/full had been."""
+        os.mkfifo(self.path("fifo"))
+        done = subprocess.run([os.path.join(e2e.bin_dir(), "ds4-gguf"), "synth", "--shape", "tiny",
+                               "--quant", "q8", "--layers", "0-1", "--seed", "1",
+                               self.path("fifo")], stderr=subprocess.PIPE, text=True, timeout=60,
+                              check=False)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("no regular file", done.stderr)
+        self.assertEqual(os.listdir(self.folder.name), ["fifo"])
+
+    def test_zero_is_refused_where_it_would_mean_the_default(self):
+        for section, option in (("sched", "queue_max"), ("sched", "queue_s"),
+                                ("kv", "hot_window")):
+            with open(self.path("ds4.conf"), "w", encoding="ascii") as conf:
+                conf.write("%s { %s = 0 }\n" % (section, option))
+            done = subprocess.run([os.path.join(e2e.bin_dir(), "ds4-router"), "--check-config",
+                                   "--config", self.path("ds4.conf")], stderr=subprocess.PIPE,
+                                  text=True, timeout=20, check=False)
+            self.assertEqual(done.returncode, 78)
+            self.assertIn(section + "." + option, done.stderr)
 
 
 if __name__ == "__main__":
