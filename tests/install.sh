@@ -18,7 +18,7 @@ if ! command -v apt-get >/dev/null; then
 fi
 echo "installing: ${missing[*]}"
 if [ -n "$sudo" ] && ! command -v "$sudo" >/dev/null; then
-    echo "only root can install them, and there is no $sudo: run \`make deps deps-dev\` as root" >&2
+    echo "only root can install them, and there is no $sudo: run make as root" >&2
     exit 1
 fi
 $sudo apt-get update -q
