@@ -40,7 +40,6 @@ struct ds4_stage_config chain_config(const struct chain_options *options, int32_
                                       .n_stage = options->n_stage > 0 ? options->n_stage : 1,
                                       .partition = options->partition,
                                       .backend = backend,
-                                      .stream = DS4_STREAM_F32,
                                       .quant_sim = options->quant_sim,
                                       .max_seqs = CHAIN_SEQS,
                                       .max_step_tok = CHAIN_STEP_TOK};
@@ -50,7 +49,7 @@ struct ds4_stage_config chain_config(const struct chain_options *options, int32_
     config.device.isa = options->isa;
     config.device.n_thread = options->n_thread > 0 ? options->n_thread : 1;
     config.device.products = options->products;
-    config.stream = options->stream;
+    config.stream = options->stream != DS4_STREAM_AUTO ? options->stream : DS4_STREAM_F32;
     return config;
 }
 
