@@ -78,6 +78,24 @@ static struct ds4_worker *find_worker(struct ds4_cluster *c, const struct ds4_pe
     return w;
 }
 
+/* The same, after a silence: a process that was only stopped for a while has not lost its weights and
+ * does not know that it should introduce itself again.  One that said good-bye stays gone. */
+static struct ds4_worker *find_returned(struct ds4_cluster *c, const struct ds4_peer *from)
+{
+    struct ds4_worker *w;
+
+    if (from->stage < 0 || from->stage >= c->config.n_stage)
+        return NULL;
+    w = &c->worker[from->stage];
+    if (!w->known || w->present || w->exit_code != DS4_EXIT_UNKNOWN ||
+        memcmp(w->peer.boot_id, from->boot_id, DS4_ID_BYTES) != 0)
+        return NULL;
+    w->present = true;
+    w->formed = false;
+    ds4_log(DS4_LOG_INFO, "worker.back", "stage=%d", from->stage);
+    return w;
+}
+
 /* ---- losing a generation ------------------------------------------------------------------------- */
 
 /* Ends formation or generation, whichever there is. */
@@ -310,6 +328,8 @@ void ds4_cluster_health(struct ds4_cluster *c, const struct ds4_peer *from,
     struct ds4_err why = {0};
     uint32_t current = c->bond == DS4_BOND_APART ? 0 : c->generation;
 
+    if (w == NULL)
+        w = find_returned(c, from);
     if (w == NULL)
         return;
     w->heard_ns = now_ns;

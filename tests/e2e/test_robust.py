@@ -3,6 +3,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -110,6 +111,18 @@ class Rude(unittest.TestCase):
         self.assertIn("error", json.loads(frames[-2][1]))
         self.rig.start_worker(0)
         self.rig.wait_ready(20)
+
+    def test_a_worker_that_was_stopped_for_a_while_serves_again(self):
+        """Lost for its silence, it was never taken back, and nobody starts a process that runs."""
+        worker = self.rig.workers[0]
+        worker.send_signal(signal.SIGSTOP)
+        try:
+            self.assertLess(self.rig.wait_not_ready(10), 3.6)
+            time.sleep(0.5)
+        finally:
+            worker.send_signal(signal.SIGCONT)
+        self.rig.wait_ready(20)
+        self.assertIs(self.rig.workers[0], worker)
 
 
 class Files(unittest.TestCase):

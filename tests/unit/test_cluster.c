@@ -328,6 +328,27 @@ static void a_silent_worker_is_lost_after_three_seconds(void **state)
     end(&w, decode, prefill);
 }
 
+/* It was stopped for a while and does not know that it was given up: nobody starts it again. */
+static void a_worker_that_was_silent_and_speaks_again_is_taken_back(void **state)
+{
+    struct ds4_rig_client *decode, *prefill;
+    struct world w;
+
+    (void)state;
+    begin(&w, &decode, &prefill);
+    w.mute[0] = true;
+    turns(&w, 31);
+    assert_false(look(&w)->ready);
+    w.frozen = false;
+    w.mute[0] = false;
+    w.generation[0] = 0;
+    turns(&w, 5);
+    assert_true(look(&w)->ready);
+    assert_int_equal(look(&w)->generation, 2);
+    assert_int_equal(look(&w)->stage[0].restarts, 0);
+    end(&w, decode, prefill);
+}
+
 static void a_cut_connection_is_noticed_without_waiting_for_heartbeats(void **state)
 {
     struct ds4_rig_client *decode, *prefill;
@@ -577,6 +598,7 @@ int main(void)
         cmocka_unit_test(it_stays_ready_while_idle),
         cmocka_unit_test(a_fatal_report_leaves_ready_at_once),
         cmocka_unit_test(a_silent_worker_is_lost_after_three_seconds),
+        cmocka_unit_test(a_worker_that_was_silent_and_speaks_again_is_taken_back),
         cmocka_unit_test(a_cut_connection_is_noticed_without_waiting_for_heartbeats),
         cmocka_unit_test(goodbye_and_another_boot_are_losses_too),
         cmocka_unit_test(a_stuck_step_ends_the_generation),
