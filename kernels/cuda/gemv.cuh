@@ -179,7 +179,7 @@ ds4_gemv_int8(const struct ds4_gemv_work &k, const struct ds4_shared_span (&span
     const int lane = threadIdx.x % 32;
     const int32_t n_unit = k.n_col / DS4_UNIT;
 
-#pragma unroll
+#pragma unroll 2 /* four units of IQ2_XXS at once would cost half of the warps */
     for (int i = 0; i < ds4_gemv_shape<D, R>::units; i++) {
         const int local = 32 * i + lane;
 
@@ -196,7 +196,7 @@ ds4_gemv_exact(const struct ds4_gemv_work &k, const struct ds4_shared_span (&spa
 {
     const int lane = threadIdx.x % 32;
 
-#pragma unroll 4
+#pragma unroll(N > 2 ? 2 : 4)
     for (int i = 0; i < 8 * ds4_gemv_shape<D, R>::units; i++) {
         const int local = 4 * i + lane / 8, j = lane % 8;
         const int32_t value = DS4_UNIT * (first + local) + 4 * j;
@@ -370,7 +370,7 @@ ds4_gemv_slots(const struct ds4_product &p, const struct ds4_gemv_work &k, int32
 
 /* Experts: block (x: rows, y: group, z: matrix); a group's slots in tiles of four. */
 template <int D, bool INT8>
-static __global__ void __launch_bounds__(32 * DS4_GEMV_WARPS)
+static __global__ void __launch_bounds__(32 * DS4_GEMV_WARPS, 5)
     ds4_gemv_experts(const __grid_constant__ struct ds4_product p)
 {
     __shared__ struct ds4_gemv_ring<D, 1> ring;
