@@ -100,8 +100,10 @@ static int make_plan(struct ds4_stage *st, const struct ds4_stage_config *config
     rq.part = st->plan.part;
     rq.quant_sim = config->quant_sim == DS4_ON ||
                    (config->quant_sim == DS4_AUTO && st->model.d_model >= TOY_D_MODEL);
-    /* Memory of its own is what a GPU is short of; a host computes in f32 and keeps it. */
-    rq.plain_format = st->backend->host_weights ? DS4_ROW_F32 : DS4_ROW_BF16;
+    /* Memory of its own is what a GPU is short of, unless f32 streams ask for exact numbers; a host
+     * computes in f32 and keeps it. */
+    rq.plain_format =
+        st->backend->host_weights || config->stream == DS4_STREAM_F32 ? DS4_ROW_F32 : DS4_ROW_BF16;
     rq.stream = config->stream == DS4_STREAM_BF16 ||
                         (config->stream == DS4_STREAM_AUTO && !st->backend->host_weights)
                     ? DS4_DTYPE_BF16
