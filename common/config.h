@@ -106,6 +106,7 @@ struct ds4_config {
     struct {
         unsigned int content_specials; /* enum ds4_content_specials */
         bool escape_param_close;
+        bool reasoning_memory;
     } prompt;
     struct {
         unsigned int reasoning_field; /* enum ds4_reasoning_field */

@@ -107,6 +107,8 @@ const struct ds4_setting ds4_settings[] = {
         "special tokens inside message text: plain = text only"),
     TXT(prompt, escape_param_close, "false",
         "escape closing tags inside arguments (differs from the reference)"),
+    TXT(prompt, reasoning_memory, "true",
+        "turns that called tools come back as they were sampled, whatever a client left out"),
 
     ONE(parse, reasoning_field, "both", "both|reasoning_content|reasoning",
         "names under which reasoning is sent"),

@@ -20,6 +20,7 @@
 #include "router/server.h"
 #include "router/text/bpe.h"
 #include "router/text/vocab_load.h"
+#include "router/tool_memory.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -48,6 +49,7 @@ struct ds4_app {
     struct ds4_vocab *vocab;
     struct ds4_bpe *bpe;
     struct ds4_recovery recovery;
+    struct ds4_tool_memory *tool_memory;
     struct ds4_metrics *metrics;
     struct ds4_bus *bus;
     struct ds4_sched *sched;
@@ -215,6 +217,14 @@ static int open_stores(struct ds4_app *app, struct ds4_err *err)
     return app->api.reasoning == NULL ? -1 : 0;
 }
 
+static int open_memory(struct ds4_app *app, struct ds4_err *err)
+{
+    if (!app->config->prompt.reasoning_memory)
+        return 0;
+    app->tool_memory = ds4_tool_memory_new(DS4_TOOL_MEMORY_TURNS, DS4_TOOL_MEMORY_BYTES, err);
+    return app->tool_memory == NULL ? -1 : 0;
+}
+
 static int open_server(struct ds4_app *app, struct ds4_err *err)
 {
     static char origins[4096]; /* borrowed by the server for the process's life */
@@ -241,6 +251,7 @@ static int open_server(struct ds4_app *app, struct ds4_err *err)
     app->api.vocab = app->vocab;
     app->api.bpe = app->bpe;
     app->api.recovery = &app->recovery;
+    app->api.tool_memory = app->tool_memory;
     app->api.cluster = app->cluster;
     app->api.sched = app->sched;
     app->api.metrics = app->metrics;
@@ -325,8 +336,8 @@ struct ds4_app *ds4_app_open(const struct ds4_config *config, int signal_fd, int
     }
     if (open_model(app, err) == 0)
         app->metrics = ds4_metrics_new(app->api.model_name, err);
-    if (app->metrics == NULL || open_engine(app, err) != 0 || open_server(app, err) != 0 ||
-        start_loop(app, err) != 0) {
+    if (app->metrics == NULL || open_engine(app, err) != 0 || open_memory(app, err) != 0 ||
+        open_server(app, err) != 0 || start_loop(app, err) != 0) {
         if (err->code == DS4_E_IO || err->code == DS4_E_BUSY)
             *exit_code =
                 app->bus != NULL || err->code == DS4_E_BUSY ? DS4_EXIT_TEMPORARY : DS4_EXIT_CONFIG;
@@ -410,6 +421,7 @@ void ds4_app_close(struct ds4_app *app)
     ds4_text_store_free(app->api.responses);
     ds4_text_store_free(app->api.reasoning);
     ds4_metrics_free(app->metrics);
+    ds4_tool_memory_free(app->tool_memory);
     ds4_recovery_deinit(&app->recovery);
     ds4_bpe_free(app->bpe);
     ds4_vocab_free(app->vocab);

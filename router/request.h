@@ -157,6 +157,13 @@ struct ds4_request_sink {
     void (*done)(void *owner, const struct ds4_request_result *result);
 };
 
+/* Behind what the prompt makes the model begin. */
+enum ds4_turn_start {
+    DS4_TURN_CONTINUED, /* a text or message that was begun before */
+    DS4_TURN_PLAIN,     /* a turn without thinking */
+    DS4_TURN_THINKING   /* an open think block */
+};
+
 struct ds4_request {
     struct ds4_arena arena; /* owned: everything below that is a view or an array */
     enum ds4_request_state state;
@@ -173,6 +180,7 @@ struct ds4_request {
     /* The prompt. */
     const int32_t *prompt; /* [n_prompt] */
     int32_t n_prompt;
+    enum ds4_turn_start turn_start;
     uint64_t salt;       /* prefixes are shared only between equal salts; 0 = everybody */
     bool no_cache_reads; /* cache_prompt: false */
 

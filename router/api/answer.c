@@ -10,6 +10,7 @@
 #include "common/log.h"
 #include "router/api/logprobs.h"
 #include "router/api/parts.h"
+#include "router/api/remember.h"
 #include "router/cluster.h"
 #include "router/sched/sched.h"
 #include "router/sse.h"
@@ -75,6 +76,7 @@ static void free_choice(struct ds4_choice *choice)
     DS4_VEC_DEINIT(&choice->calls);
     DS4_VEC_DEINIT(&choice->parts);
     DS4_VEC_DEINIT(&choice->undecided);
+    DS4_VEC_DEINIT(&choice->tokens);
     ds4_buf_deinit(&choice->reasoning);
     ds4_buf_deinit(&choice->content);
     ds4_buf_deinit(&choice->logprobs_content);
@@ -243,7 +245,7 @@ static void on_token(void *owner, const struct ds4_token_entry *entry, int32_t i
 {
     struct ds4_choice *choice = owner;
 
-    (void)index;
+    (void)DS4_VEC_PUSH(&choice->tokens, entry->token[index]);
     choice->answer->progress_text[0] = '\0';
     if (choice->wants_logprobs && entry->n_logprob > 0)
         (void)DS4_VEC_PUSH(&choice->undecided, *entry);
@@ -307,6 +309,8 @@ static void on_done(void *owner, const struct ds4_request_result *result)
     choice->result = *result;
     answer->n_open--;
     log_choice(choice);
+    if (result->end != DS4_END_ERROR && result->end != DS4_END_CANCELLED)
+        ds4_remember_turn(choice);
     if (result->end == DS4_END_ERROR || result->end == DS4_END_CANCELLED) {
         if (!answer->failed && result->end == DS4_END_CANCELLED)
             (void)ds4_api_fail(&answer->failure, "internal_error", NULL, "%s", result->err.msg);

@@ -51,6 +51,7 @@ struct ds4_choice {
     struct ds4_buf reasoning;
     struct ds4_buf content;
     DS4_VEC(struct ds4_answer_call) calls;
+    DS4_VEC(int32_t) tokens; /* all of the turn, its stop id too */
     DS4_VEC(struct ds4_answer_part) parts;
     size_t n_part_opened; /* a stream's place in the list */
     bool part_open;

@@ -4,6 +4,8 @@
  * it is sent to: prefixes are shared between dialects. */
 #include "router/api/chat_prompt.h"
 
+#include "router/api/remember.h"
+
 #define DS4_PROMPT_BYTES ((size_t)128 << 20)
 
 void ds4_chat_prompt_init(struct ds4_chat_prompt *prompt)
@@ -39,7 +41,8 @@ int ds4_chat_prompt_render(const struct ds4_api_context *context, struct ds4_are
 
     prompt->effort = ds4_effort_resolve(&prompt->conversation.wish, &policy);
     prompt->conversation.chat.escape_param_close = config->prompt.escape_param_close;
-    if (ds4_normalise(&prompt->conversation, &prompt->effort, arena, &err) != 0 ||
+    if (ds4_remember_restore(context, arena, prompt, &err) != 0 ||
+        ds4_normalise(&prompt->conversation, &prompt->effort, arena, &err) != 0 ||
         ds4_template_render(&prompt->conversation.chat, arena, &prompt->prompt, &err) != 0)
         return ds4_api_fail_err(error, "messages", &err);
     if (ds4_prompt_encode(&prompt->prompt, context->bpe, config->prompt.content_specials,

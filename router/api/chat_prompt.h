@@ -7,6 +7,7 @@
 #include "router/api/error.h"
 #include "router/text/normalise.h"
 #include "router/text/prompt.h"
+#include "router/tool_memory.h"
 
 /* The dialect fills `conversation` (chat.release, chat.messages, tools, wish, ...); rendering fills the
  * rest. */
@@ -15,6 +16,10 @@ struct ds4_chat_prompt {
     struct ds4_effort effort;
     struct ds4_prompt prompt;
     struct ds4_ids ids;
+    struct {
+        size_t calls[DS4_REPLAY_MISSING + 1]; /* of the history, by how they were restored */
+        size_t without_reasoning;             /* turns that came back without theirs */
+    } replayed;
 };
 
 void ds4_chat_prompt_init(struct ds4_chat_prompt *prompt);

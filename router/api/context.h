@@ -15,6 +15,7 @@ struct ds4_metrics;
 struct ds4_vocab;
 struct ds4_bpe;
 struct ds4_recovery;
+struct ds4_tool_memory;
 
 struct ds4_answer;
 struct ds4_text_store;
@@ -30,6 +31,7 @@ struct ds4_api_context {
     const struct ds4_model_shape *shape;
     const struct ds4_vocab *vocab;
     struct ds4_bpe *bpe;                 /* the loop thread's encoder */
+    struct ds4_tool_memory *tool_memory; /* NULL = off */
     const struct ds4_recovery *recovery; /* from repetition */
     struct ds4_cluster *cluster;
     struct ds4_sched *sched;

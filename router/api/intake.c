@@ -8,6 +8,7 @@
 #include "common/metrics.h"
 #include "router/api/models.h"
 #include "router/api/params.h"
+#include "router/api/remember.h"
 #include "router/parse/stream.h"
 
 #include <stdio.h>
@@ -242,6 +243,8 @@ static int finish_request(struct ds4_answer *answer, const struct ds4_chat_promp
         return ds4_api_fail_err(error, NULL, &err);
     set_effort(req, &prompt->effort);
     req->stream = answer->stream;
+    if (!c->continue_last)
+        req->turn_start = prompt->prompt.in_reasoning ? DS4_TURN_THINKING : DS4_TURN_PLAIN;
     req->sampling.think_close_id =
         ds4_vocab_special(answer->context->vocab, DS4_SPECIAL_THINK_CLOSE);
     if (c->wish.has_budget && prompt->prompt.in_reasoning &&
@@ -315,6 +318,7 @@ int ds4_intake_chat(struct ds4_answer *answer, const struct ds4_json *body,
     if (prompt->effort.downgraded)
         ds4_answer_note(answer, "effort", "\"max\"", "\"high\"", prompt->effort.why);
     count_effort(answer, prompt);
+    ds4_remember_count(prompt, first->api, answer->context->metrics);
     for (int32_t i = 1; i < n_choice; i++) {
         struct ds4_request *req = ds4_answer_add_request(answer, i, error);
 

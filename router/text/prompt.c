@@ -14,6 +14,7 @@ void ds4_prompt_deinit(struct ds4_prompt *prompt)
 {
     ds4_buf_deinit(&prompt->text);
     DS4_VEC_DEINIT(&prompt->literals);
+    DS4_VEC_DEINIT(&prompt->exact);
 }
 
 void ds4_prompt_literal(struct ds4_prompt *prompt, struct ds4_str text)
@@ -33,6 +34,17 @@ void ds4_prompt_literal(struct ds4_prompt *prompt, struct ds4_str text)
 void ds4_prompt_content(struct ds4_prompt *prompt, struct ds4_str text)
 {
     ds4_buf_append_str(&prompt->text, text);
+}
+
+void ds4_prompt_exact(struct ds4_prompt *prompt, struct ds4_str text, const int32_t *id,
+                      int32_t n_id)
+{
+    size_t start = prompt->text.len;
+
+    if (ds4_buf_append_str(&prompt->text, text) == 0 &&
+        DS4_VEC_PUSH(&prompt->exact,
+                     (struct ds4_prompt_exact){start, prompt->text.len, id, n_id}) != 0)
+        prompt->failed = true;
 }
 
 void ds4_prompt_json(struct ds4_prompt *prompt, const struct ds4_jt_node *node)
@@ -67,11 +79,47 @@ int ds4_prompt_check(const struct ds4_prompt *prompt, struct ds4_err *err)
     return ds4_buf_check(&prompt->text, "prompt", err);
 }
 
+/* The text [from, to), as if it were all there is; *literal is the first span in it. */
+static int encode_part(const struct ds4_prompt *prompt, size_t from, size_t to, size_t *literal,
+                       struct ds4_bpe *bpe, enum ds4_content_specials specials, struct ds4_ids *ids,
+                       struct ds4_err *err)
+{
+    struct ds4_str text = ds4_str_head(ds4_str_skip(ds4_prompt_view(prompt), from), to - from);
+    DS4_VEC(struct ds4_bpe_span) literals = {0};
+    int rc = 0;
+
+    if (specials == DS4_SPECIALS_REFERENCE)
+        return ds4_bpe_encode(bpe, text, DS4_BPE_SPECIAL, ids, err);
+    for (; *literal < prompt->literals.len && rc == 0; (*literal)++) {
+        struct ds4_bpe_span span = prompt->literals.ptr[*literal];
+
+        if (span.end > to)
+            break;
+        span.start -= from;
+        span.end -= from;
+        rc = DS4_VEC_PUSH(&literals, span);
+    }
+    rc = rc != 0 ? ds4_fail(err, DS4_E_NOMEM, "no memory for the parts of the prompt")
+                 : ds4_bpe_encode_spans(bpe, text, literals.ptr, literals.len, ids, err);
+    DS4_VEC_DEINIT(&literals);
+    return rc;
+}
+
 int ds4_prompt_encode(const struct ds4_prompt *prompt, struct ds4_bpe *bpe,
                       enum ds4_content_specials specials, struct ds4_ids *ids, struct ds4_err *err)
 {
-    if (specials == DS4_SPECIALS_REFERENCE)
-        return ds4_bpe_encode(bpe, ds4_prompt_view(prompt), DS4_BPE_SPECIAL, ids, err);
-    return ds4_bpe_encode_spans(bpe, ds4_prompt_view(prompt), prompt->literals.ptr,
-                                prompt->literals.len, ids, err);
+    size_t from = 0, literal = 0;
+
+    for (size_t e = 0; e < prompt->exact.len; e++) {
+        const struct ds4_prompt_exact *exact = &prompt->exact.ptr[e];
+
+        if (encode_part(prompt, from, exact->start, &literal, bpe, specials, ids, err) != 0)
+            return -1;
+        if (DS4_VEC_RESERVE(ids, ids->len + (size_t)exact->n_id) != 0)
+            return ds4_fail(err, DS4_E_NOMEM, "no memory for the prompt's tokens");
+        memcpy(ids->ptr + ids->len, exact->id, (size_t)exact->n_id * sizeof(*exact->id));
+        ids->len += (size_t)exact->n_id;
+        from = exact->end;
+    }
+    return encode_part(prompt, from, prompt->text.len, &literal, bpe, specials, ids, err);
 }

@@ -16,9 +16,17 @@
 
 #include <stdbool.h>
 
+/* A stretch of the text whose tokens are known: they were sampled. */
+struct ds4_prompt_exact {
+    size_t start, end;
+    const int32_t *id; /* [n_id], borrowed */
+    int32_t n_id;
+};
+
 struct ds4_prompt {
     struct ds4_buf text;
-    DS4_VEC(struct ds4_bpe_span) literals; /* rising, not touching */
+    DS4_VEC(struct ds4_bpe_span) literals;  /* rising, not touching */
+    DS4_VEC(struct ds4_prompt_exact) exact; /* rising, between two literals */
     size_t stable_bytes; /* end of the leading system part: the best point to cut a shared prefix */
     bool in_reasoning;   /* the text ends inside an open think block */
     bool failed;         /* a span could not be stored; reported by ds4_prompt_check */
@@ -31,6 +39,10 @@ void ds4_prompt_deinit(struct ds4_prompt *prompt);
 /* Appending sticks when it fails, as with ds4_buf: check once at the end. */
 void ds4_prompt_literal(struct ds4_prompt *prompt, struct ds4_str text);
 void ds4_prompt_content(struct ds4_prompt *prompt, struct ds4_str text);
+/* Sampled tokens and their text.  A special token must stand on either side, so that nothing merges
+ * across the borders. */
+void ds4_prompt_exact(struct ds4_prompt *prompt, struct ds4_str text, const int32_t *id,
+                      int32_t n_id);
 /* A JSON value printed as Python does, as content. */
 void ds4_prompt_json(struct ds4_prompt *prompt, const struct ds4_jt_node *node);
 int ds4_prompt_check(const struct ds4_prompt *prompt, struct ds4_err *err) DS4_MUST_CHECK;

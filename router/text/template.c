@@ -355,7 +355,15 @@ static void render_assistant(const struct render *r, size_t i)
     bool after_task = i > 0 && r->chat->messages[i - 1].task.ptr != NULL;
     bool in_history = r->drop && r->boundary != NO_BOUNDARY && i <= r->boundary;
 
-    if (r->chat->thinking && !after_task && !in_history && !is_closed_turn(r, i)) {
+    bool thinks = r->chat->thinking && !after_task && !in_history && !is_closed_turn(r, i);
+
+    if (message->exact != NULL && message->exact->text.len > 0 && !after_task &&
+        message->exact->in_reasoning == thinks && !message->wo_eos) {
+        ds4_prompt_exact(r->prompt, message->exact->text, message->exact->id, message->exact->n_id);
+        special(r->prompt, DS4_SPECIAL_EOS);
+        return;
+    }
+    if (thinks) {
         ds4_prompt_content(r->prompt, message->reasoning);
         if (message->open_reasoning) {
             r->prompt->in_reasoning = true;

@@ -51,6 +51,14 @@ struct ds4_call {
     struct ds4_str raw;
 };
 
+/* An assistant's turn as it was sampled, from behind its header to its end token. */
+struct ds4_exact_turn {
+    const int32_t *id; /* [n_id] */
+    int32_t n_id;
+    struct ds4_str text;
+    bool in_reasoning; /* the header opened a think block */
+};
+
 struct ds4_message {
     enum ds4_role role;
     struct ds4_str role_text;    /* for the error about an unknown role */
@@ -65,6 +73,9 @@ struct ds4_message {
     const struct ds4_jt_node *response_format; /* the schema, NULL = none */
     struct ds4_block *blocks;                  /* filled by the encoder for user turns */
     size_t n_block;
+    /* Put in place of the body that would be rendered, wherever the header before it is the one it was
+     * sampled behind; NULL = none. */
+    const struct ds4_exact_turn *exact;
     bool wo_eos;         /* no end of turn: the model continues this message */
     bool open_reasoning; /* and continues inside its reasoning */
 };

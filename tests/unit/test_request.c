@@ -1,7 +1,9 @@
 /* The canonical request: legal states, tokens to events, exactly one end. */
 #include "router/request.h"
 
+#include "common/metrics.h"
 #include "router/parse/stream.h"
+#include "router/sched/engine.h"
 #include "router/text/bpe.h"
 #include "router/text/vocab_load.h"
 
@@ -514,6 +516,63 @@ static void code_and_arguments_are_not_watched(void **state)
     ds4_recovery_deinit(&recovery);
 }
 
+static double counted(struct ds4_metrics *m, enum ds4_metric id, const char *a, const char *b)
+{
+    return ds4_metric_value(m, id, ds4_metric_labels(a, b));
+}
+
+static void what_the_parser_met_is_counted_when_the_answer_is_over(void **state)
+{
+    struct ds4_parse_tool tool = {
+        .name = DS4_STR("get"),
+        .parameters = DS4_STR("{\"type\":\"object\",\"properties\":{\"q\":{\"type\":\"string\"}}}"),
+    };
+    const struct ds4_parse_config how = {.tools = &tool, .n_tools = 1};
+    static const char invoke[] = "<｜DSML｜invoke name=\"get\">\n<｜DSML｜parameter name=\"q\" "
+                                 "string=\"true\">hi</｜DSML｜parameter>\n</｜DSML｜invoke>\n";
+    struct ds4_metrics *m = ds4_metrics_new("m", NULL);
+    struct ds4_request_result result;
+    struct heard h;
+
+    (void)state;
+    /* a whole block, then an invoke without its wrapper */
+    fresh(&h, &how);
+    accept_text(h.req, "<｜DSML｜tool_calls>\n");
+    accept_text(h.req, invoke);
+    accept_text(h.req, "</｜DSML｜tool_calls>\n");
+    accept_text(h.req, invoke);
+    ds4_request_finish(h.req, DS4_END_EOS, DS4_REASON_NONE, -1, 9, NULL, &result);
+    ds4_count_done(m, h.req, result.end, DS4_REASON_NONE, DS4_REQUEST_DECODE);
+    assert_true(counted(m, DS4_M_DSML_BLOCKS, "exact", NULL) == 1);
+    assert_true(counted(m, DS4_M_DSML_RECOVERED, "invoke", NULL) == 1);
+    assert_true(counted(m, DS4_M_PARSER_RECOVERIES, "orphan_invoke", NULL) == 1);
+    assert_true(counted(m, DS4_M_TOOL_CALLS, "chat", "ok") == 1);
+    assert_true(counted(m, DS4_M_TOOL_CALLS, "chat", "recovered") == 1);
+    heard_free(&h);
+
+    /* tools are there, the text looks like a call, the budget is burnt */
+    fresh(&h, &how);
+    accept_text(h.req, "I will <bash ls -l");
+    ds4_request_finish(h.req, DS4_END_LENGTH, DS4_REASON_NONE, -1, 9, NULL, &result);
+    ds4_count_done(m, h.req, result.end, DS4_REASON_NONE, DS4_REQUEST_DECODE);
+    assert_true(counted(m, DS4_M_ENVELOPE_MISSING, "pseudo_tag", NULL) == 1);
+    assert_true(counted(m, DS4_M_ENVELOPE_MISSING, "budget_burn", NULL) == 1);
+    assert_true(counted(m, DS4_M_PARSER_LEAKS, "dsml_in_content", NULL) == 1);
+    heard_free(&h);
+
+    /* cut inside a value */
+    fresh(&h, &how);
+    accept_text(h.req, "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"get\">\n<｜DSML｜parameter "
+                       "name=\"q\" string=\"true\">hal");
+    ds4_request_finish(h.req, DS4_END_LENGTH, DS4_REASON_NONE, -1, 9, NULL, &result);
+    ds4_count_done(m, h.req, result.end, DS4_REASON_NONE, DS4_REQUEST_DECODE);
+    assert_true(counted(m, DS4_M_TOOL_CALLS, "chat", "truncated") == 1);
+    assert_true(counted(m, DS4_M_TOOL_CALLS, "chat", "ok") == 1);
+    assert_true(counted(m, DS4_M_ENVELOPE_MISSING, "budget_burn", NULL) == 1);
+    heard_free(&h);
+    ds4_metrics_free(m);
+}
+
 static int load(void **state)
 {
     struct ds4_err err = {0};
@@ -551,6 +610,7 @@ int main(void)
         cmocka_unit_test(a_held_tag_is_taken_back_with_its_tokens),
         cmocka_unit_test(a_reopened_turn_thinks_again),
         cmocka_unit_test(code_and_arguments_are_not_watched),
+        cmocka_unit_test(what_the_parser_met_is_counted_when_the_answer_is_over),
     };
 
     return cmocka_run_group_tests(tests, load, unload);
