@@ -59,6 +59,7 @@ struct ds4_app {
     struct ds4_api_context api;
     bool draining;
     int64_t drain_until_ns;
+    int64_t tick_ns; /* the last one */
     int64_t ping_ms; /* 0: the service manager does not watch */
     struct ds4_deadline ping;
 };
@@ -240,6 +241,7 @@ static int open_server(struct ds4_app *app, struct ds4_err *err)
         .cors_origins = origins,
         .context = &app->api,
         .refuse = ds4_routes_refuse,
+        .metrics = app->metrics,
     };
 
     if (open_stores(app, err) != 0)
@@ -293,7 +295,13 @@ static void on_signal(uv_poll_t *poll, int status, int events)
 static void on_tick(uv_timer_t *timer)
 {
     struct ds4_app *app = timer->data;
+    int64_t now_ns = ds4_clock_ns();
+    int64_t late_ns = now_ns - app->tick_ns - DS4_TICK_MS * DS4_NS_PER_MS;
 
+    if (app->tick_ns != 0)
+        ds4_metric_observe(app->metrics, DS4_M_EVENTLOOP_LAG_SECONDS,
+                           late_ns > 0 ? (double)late_ns / (double)DS4_NS_PER_SEC : 0);
+    app->tick_ns = now_ns;
     if (app->ping_ms > 0 && ds4_deadline_passed(app->ping)) {
         ds4_service_ping();
         app->ping = ds4_deadline_in_ms(app->ping_ms);

@@ -10,6 +10,7 @@
 #include "router/exchange.h"
 
 #include "common/clock.h"
+#include "common/metrics.h"
 #include "router/exchange_h2o.h"
 
 #include <inttypes.h>
@@ -18,6 +19,7 @@
 #include <unistd.h>
 
 #define DS4_REQUEST_ID_MAX 128
+#define DS4_CLIENT_LEFT    499
 
 /* Lives in the h2o request's pool: its disposal tells us the request's end. */
 struct anchor {
@@ -32,11 +34,14 @@ struct ds4_exchange {
     enum ds4_method method;
     struct ds4_str path;
     int64_t started_ns;
+    const char *endpoint; /* label */
+    int status;           /* of the answer, 0 = none yet */
     char id[DS4_REQUEST_ID_MAX + 1];
 
     struct ds4_buf out;
     struct ds4_buf flight;
     bool started;
+    bool streams;
     bool in_flight;
     bool finishing; /* the handler ended it */
     bool final_sent;
@@ -66,9 +71,38 @@ static void on_handle_closed(uv_handle_t *handle)
     if (x->watch_fd >= 0)
         (void)close(x->watch_fd);
     x->host->n_alive--;
+    x->host->n_streaming -= x->streams;
+    ds4_exchange_show_connections(x->host);
     ds4_buf_deinit(&x->out);
     ds4_buf_deinit(&x->flight);
     free(x);
+}
+
+/* A client that left before there was an answer has got status 499, as proxies write it. */
+static void count(const struct ds4_exchange *x)
+{
+    static const char *const names[] = {"GET", "HEAD", "POST", "DELETE", "OPTIONS"};
+    const char *method = "other";
+    char code[16];
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (x->method == (enum ds4_method)(1 << i))
+            method = names[i];
+    (void)snprintf(code, sizeof(code), "%d", x->status == 0 ? DS4_CLIENT_LEFT : x->status);
+    ds4_metric_add(x->host->metrics, DS4_M_HTTP_REQUESTS, 1, x->endpoint, method, code);
+    ds4_metric_observe(x->host->metrics, DS4_M_HTTP_REQUEST_SECONDS,
+                       (double)(ds4_clock_ns() - x->started_ns) / (double)DS4_NS_PER_SEC,
+                       x->endpoint);
+}
+
+void ds4_exchange_show_connections(const struct ds4_exchange_host *host)
+{
+    size_t idle = host->n_connections > host->n_alive ? host->n_connections - host->n_alive : 0;
+
+    ds4_metric_set(host->metrics, DS4_M_HTTP_CONNECTIONS, (double)idle, "idle");
+    ds4_metric_set(host->metrics, DS4_M_HTTP_CONNECTIONS,
+                   (double)(host->n_alive - host->n_streaming), "active");
+    ds4_metric_set(host->metrics, DS4_M_HTTP_CONNECTIONS, (double)host->n_streaming, "streaming");
 }
 
 static void free_when_done(struct ds4_exchange *x)
@@ -76,6 +110,7 @@ static void free_when_done(struct ds4_exchange *x)
     if (x->req != NULL || !x->finishing || x->closing)
         return;
     x->closing = true;
+    count(x);
     uv_close((uv_handle_t *)&x->timer, on_handle_closed);
     if (x->watch_fd >= 0)
         uv_close((uv_handle_t *)&x->poll, on_handle_closed);
@@ -211,6 +246,7 @@ struct ds4_exchange *ds4_exchange_new(struct ds4_exchange_host *host, h2o_req_t 
     x->method = method_of(req->method);
     x->path = path_of(req);
     x->started_ns = ds4_clock_ns();
+    x->endpoint = "other";
     ds4_buf_init(&x->out, host->out_buf_bytes);
     ds4_buf_init(&x->flight, host->out_buf_bytes);
     (void)uv_timer_init(host->loop, &x->timer);
@@ -222,7 +258,14 @@ struct ds4_exchange *ds4_exchange_new(struct ds4_exchange_host *host, h2o_req_t 
     choose_id(x);
     host->n_open++;
     host->n_alive++;
+    ds4_exchange_show_connections(host);
+    ds4_metric_add(host->metrics, DS4_M_HTTP_BYTES, (double)req->entity.len, "in");
     return x;
+}
+
+void ds4_exchange_set_endpoint(struct ds4_exchange *x, const char *endpoint)
+{
+    x->endpoint = endpoint;
 }
 
 /* ---- the request ------------------------------------------------------------------------------ */
@@ -332,6 +375,7 @@ static const char *reason_of(int status)
 
 static void set_head(struct ds4_exchange *x, int status, const char *content_type, size_t length)
 {
+    x->status = status;
     x->req->res.status = status;
     x->req->res.reason = reason_of(status);
     x->req->res.content_length = length;
@@ -359,6 +403,7 @@ static void pump(struct ds4_exchange *x)
     x->flight = x->out;
     x->out = swap;
     piece = h2o_iovec_init(x->flight.ptr, x->flight.len);
+    ds4_metric_add(x->host->metrics, DS4_M_HTTP_BYTES, (double)piece.len, "out");
     x->in_flight = true;
     x->final_sent = last;
     h2o_send(x->req, &piece, piece.len > 0 ? 1 : 0,
@@ -393,6 +438,7 @@ void ds4_exchange_reply(struct ds4_exchange *x, int status, const char *content_
     if (x->req != NULL && !x->started) {
         set_head(x, status, content_type, body.len);
         copy = h2o_strdup(&x->req->pool, body.ptr, body.len);
+        ds4_metric_add(x->host->metrics, DS4_M_HTTP_BYTES, (double)body.len, "out");
         x->in_flight = true;
         x->final_sent = true;
         stop_watching(x);
@@ -408,6 +454,9 @@ void ds4_exchange_start(struct ds4_exchange *x, int status, const char *content_
     if (x->req == NULL || x->started)
         return;
     set_head(x, status, content_type, SIZE_MAX);
+    x->streams = true;
+    x->host->n_streaming++;
+    ds4_exchange_show_connections(x->host);
     h2o_start_response(x->req, &x->anchor->generator);
     x->in_flight = true;
     h2o_send(x->req, NULL, 0, H2O_SEND_STATE_IN_PROGRESS); /* the headers leave now */

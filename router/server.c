@@ -8,6 +8,7 @@
 
 #include "common/config.h"
 #include "common/log.h"
+#include "common/metrics.h"
 #include "common/vec.h"
 #include "router/exchange_h2o.h"
 
@@ -47,7 +48,6 @@ struct ds4_server {
     bool listening;
     int32_t port;
     struct connection *connections;
-    size_t n_connections;
     char *key_bytes; /* owns what `keys` view */
     struct key_list keys;
 };
@@ -123,6 +123,7 @@ static bool key_matches(const struct ds4_server *server, struct ds4_str given)
 static bool authorised(const struct ds4_server *server, const struct ds4_exchange *x)
 {
     struct ds4_str bearer = ds4_exchange_header(x, "authorization");
+    struct ds4_str key = ds4_exchange_header(x, "x-api-key");
 
     if (server->keys.len == 0)
         return true;
@@ -130,7 +131,11 @@ static bool authorised(const struct ds4_server *server, const struct ds4_exchang
         bearer = ds4_str_trim(ds4_str_skip(bearer, 7));
     else
         bearer = (struct ds4_str){NULL, 0};
-    return key_matches(server, bearer) | key_matches(server, ds4_exchange_header(x, "x-api-key"));
+    if (key_matches(server, bearer) | key_matches(server, key))
+        return true;
+    ds4_metric_add(server->config.metrics, DS4_M_AUTH_FAILURES, 1,
+                   bearer.ptr == NULL && key.ptr == NULL ? "missing" : "invalid");
+    return false;
 }
 
 /* ---- routes ----------------------------------------------------------------------------------- */
@@ -291,6 +296,8 @@ static int on_request(h2o_handler_t *self, h2o_req_t *req)
         return 0;
     }
     route = find_route(server, ds4_exchange_path(x), method, &allowed);
+    if (route != NULL && route->endpoint != NULL)
+        ds4_exchange_set_endpoint(x, route->endpoint);
     if (ds4_exchange_body(x).len > server->config.max_body_bytes) {
         server->config.refuse(x, 413, "request_too_large",
                               "the request body is larger than the server accepts");
@@ -314,7 +321,8 @@ static void on_connection_closed(void *data)
     *c->at = c->next;
     if (c->next != NULL)
         c->next->at = c->at;
-    c->server->n_connections--;
+    c->server->host.n_connections--;
+    ds4_exchange_show_connections(&c->server->host);
 }
 
 static void keep_connection(struct ds4_server *server, struct connection *c)
@@ -325,7 +333,8 @@ static void keep_connection(struct ds4_server *server, struct connection *c)
     if (c->next != NULL)
         c->next->at = &c->next;
     server->connections = c;
-    server->n_connections++;
+    server->host.n_connections++;
+    ds4_exchange_show_connections(&server->host);
 }
 
 static void free_connection(uv_handle_t *handle)
@@ -487,6 +496,7 @@ struct ds4_server *ds4_server_open(uv_loop_t *loop, const struct ds4_server_conf
     server->config = *config;
     server->host = (struct ds4_exchange_host){
         .loop = loop,
+        .metrics = config->metrics,
         .out_buf_bytes = config->out_buf_bytes,
         .half_close_ms = (uint64_t)(config->half_close_ms < 0 ? 0 : config->half_close_ms),
     };
@@ -548,7 +558,7 @@ void ds4_server_cut_connections(struct ds4_server *server)
 
 size_t ds4_server_n_connections(const struct ds4_server *server)
 {
-    return server->n_connections;
+    return server->host.n_connections;
 }
 
 void ds4_server_close(struct ds4_server *server)

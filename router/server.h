@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 struct ds4_server;
+struct ds4_metrics;
 struct uv_loop_s;
 
 struct ds4_route {
@@ -22,6 +23,7 @@ struct ds4_route {
     uint32_t methods; /* enum ds4_method bits */
     bool open;        /* no key needed */
     void (*handle)(struct ds4_exchange *x, void *context);
+    const char *endpoint; /* label of the metrics */
 };
 
 /* Refusals of the server itself.  `code` is the string of the error table, e.g. "invalid_api_key". */
@@ -39,7 +41,8 @@ struct ds4_server_config {
     const char *cors_origins; /* "" = off, "*" or a comma-separated list */
     const struct ds4_route *routes;
     size_t n_routes;
-    void *context; /* passed to handlers */
+    void *context;               /* passed to handlers */
+    struct ds4_metrics *metrics; /* borrowed; NULL = none */
     ds4_refuse_fn refuse;
 };
 

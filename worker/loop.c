@@ -124,9 +124,12 @@ static int64_t age_ms(int64_t start_ns)
 void ds4_loop_get_status(const struct ds4_loop *loop, struct ds4_loop_status *status)
 {
     bool in_step = atomic_load(&loop->in_step);
+    /* Before its start: read the other way round, a step that begins between the two would seem as old
+     * as the wait before it, and the watchdog would end the process. */
+    enum ds4_loop_phase phase = (enum ds4_loop_phase)atomic_load(&loop->phase);
 
     *status = (struct ds4_loop_status){
-        .phase = (enum ds4_loop_phase)atomic_load(&loop->phase),
+        .phase = phase,
         .phase_age_ms = age_ms(atomic_load(&loop->phase_start_ns)),
         .in_step = in_step,
         .prefill = atomic_load(&loop->prefill),
@@ -685,7 +688,6 @@ struct ds4_loop *ds4_loop_new(const struct ds4_loop_config *config, struct ds4_e
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC); /* the clock of deadlines */
     pthread_cond_init(&loop->wake, &attributes);
     pthread_condattr_destroy(&attributes);
-    ds4_arena_init(&loop->scratch, DS4_CODEC_ARENA_BYTES);
     init_arenas(loop);
     atomic_store(&loop->step_no, -1);
     atomic_store(&loop->phase_start_ns, ds4_clock_ns());

@@ -303,6 +303,10 @@ static void acked_entry(struct ds4_sched *s, const struct ds4_posted_entry *post
         ds4_metric_add(s->config.metrics, DS4_M_TRIPWIRES, 1, "nan_logits");
         ds4_fail(&err, DS4_E_CORRUPT, "the model produced numbers that are not finite");
         ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
+    } else if ((entry->flags & DS4_TOKEN_SKIPPED) != 0) {
+        /* Only what has ended is skipped; waiting for more would be waiting for ever. */
+        ds4_fail(&err, DS4_E_PROTOCOL, "the stages skipped a running sequence");
+        ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
     } else if (entry->n_token > 0) {
         deliver(s, seq, entry, now_ns);
     } else if (entry->pos <= seq->n_prompt) {

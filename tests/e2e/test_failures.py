@@ -94,6 +94,19 @@ class Failures(unittest.TestCase):
             self.assertEqual(self.answer(), first)
         self.assertIsNone(self.rig.router.poll())
 
+    def test_answers_are_counted_by_endpoint_and_status(self):
+        self.rig.start()
+        self.answer()
+        self.rig.request("POST", CHAT, b"{")
+        self.rig.request("GET", "/nowhere")
+        text = self.rig.request("GET", "/metrics")[2].decode()
+        for labels in ('endpoint="chat",method="POST",code="200"',
+                       'endpoint="chat",method="POST",code="400"',
+                       'endpoint="other",method="GET",code="404"'):
+            self.assertRegex(text, 'ds4_http_requests_total{[^}]*%s} 1' % labels)
+        self.assertRegex(text, 'ds4_http_connections{[^}]*state="streaming"} 0')
+        self.assertRegex(text, 'ds4_http_request_seconds_count{[^}]*endpoint="chat"} 2')
+
     def test_survivors_keep_their_process(self):
         self.rig.start()
         survivor = self.rig.workers[1].pid
