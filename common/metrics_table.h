@@ -35,11 +35,6 @@
       "Open connections")                                                                          \
     X(HTTP_BYTES, "ds4_http_bytes_total", COUNTER, NONE, "direction=in|out",                       \
       "Bytes of requests and answers")                                                             \
-    X(UNKNOWN_FIELDS, "ds4_request_unknown_fields_total", COUNTER, NONE,                           \
-      "field=metadata|store|service_tier|user|safety_identifier|prompt_cache_key|parallel_tool_"   \
-      "calls|verbosity|include|truncation|text|background|container|mcp_servers|context_"          \
-      "management|betas|other",                                                                    \
-      "Request fields ignored as unknown")                                                         \
     X(REQUESTS_STARTED, "ds4_requests_started_total", COUNTER, NONE, DS4_APIS,                     \
       "Requests received")                                                                         \
     X(REQUESTS, "ds4_requests_total", COUNTER, NONE,                                               \
@@ -195,8 +190,6 @@
     X(EFFORT_DOWNGRADES, "ds4_effort_downgrades_total", COUNTER, NONE,                             \
       "from=max|high|low,to=high|low|off,reason=context|other",                                    \
       "Reasoning effort lowered, visibly")                                                         \
-    X(PARAM_IGNORED, "ds4_param_ignored_total", COUNTER, NONE,                                     \
-      "field=logprobs|seed|best_of|service_tier|store|other", "Fields accepted but not honoured")  \
     X(TRIPWIRES, "ds4_tripwires_total", COUNTER, NONE,                                             \
       "kind=control_soup|repeat_line|fuzzy_phrase|token_loop|nan_logits|empty_output|no_progress", \
       "Loops and faults noticed in output")                                                        \

@@ -150,6 +150,18 @@ static int open_model(struct ds4_app *app, struct ds4_err *err)
 
 /* ---- parts ----------------------------------------------------------------------------------------- */
 
+static int show_build(struct ds4_app *app, struct ds4_err *err)
+{
+    const struct ds4_metric_pair pairs[] = {
+        {"version", DS4_VERSION},
+        {"weights", app->api.fingerprint},
+        {"release", ds4_config_choice("model.release", app->api.release)},
+    };
+
+    return ds4_metrics_set_info(app->metrics, DS4_M_BUILD_INFO, -1, pairs,
+                                sizeof(pairs) / sizeof(pairs[0]), err);
+}
+
 static int open_engine(struct ds4_app *app, struct ds4_err *err)
 {
     const struct ds4_config *c = app->config;
@@ -344,8 +356,8 @@ struct ds4_app *ds4_app_open(const struct ds4_config *config, int signal_fd, int
     }
     if (open_model(app, err) == 0)
         app->metrics = ds4_metrics_new(app->api.model_name, err);
-    if (app->metrics == NULL || open_engine(app, err) != 0 || open_memory(app, err) != 0 ||
-        open_server(app, err) != 0 || start_loop(app, err) != 0) {
+    if (app->metrics == NULL || show_build(app, err) != 0 || open_engine(app, err) != 0 ||
+        open_memory(app, err) != 0 || open_server(app, err) != 0 || start_loop(app, err) != 0) {
         if (err->code == DS4_E_IO || err->code == DS4_E_BUSY)
             *exit_code =
                 app->bus != NULL || err->code == DS4_E_BUSY ? DS4_EXIT_TEMPORARY : DS4_EXIT_CONFIG;

@@ -8,6 +8,7 @@
 #include "common/clock.h"
 #include "common/json_write.h"
 #include "common/log.h"
+#include "common/metrics.h"
 #include "router/api/logprobs.h"
 #include "router/api/parts.h"
 #include "router/api/remember.h"
@@ -251,6 +252,22 @@ static void on_token(void *owner, const struct ds4_token_entry *entry, int32_t i
         (void)DS4_VEC_PUSH(&choice->undecided, *entry);
 }
 
+/* Called while the choice has said nothing but reasoning. */
+static void time_first_content(const struct ds4_choice *choice, const struct ds4_events *events)
+{
+    for (size_t i = 0; i < events->list.len; i++) {
+        enum ds4_event_kind kind = events->list.ptr[i].kind;
+
+        if (kind != DS4_EVENT_CONTENT && kind != DS4_EVENT_CALL_BEGIN)
+            continue;
+        ds4_metric_observe(choice->answer->context->metrics, DS4_M_FIRST_CONTENT_SECONDS,
+                           (double)(ds4_clock_ns() - choice->req->timing.received_ns) /
+                               (double)DS4_NS_PER_SEC,
+                           ds4_api_text(choice->req->api));
+        return;
+    }
+}
+
 static void on_events(void *owner, const struct ds4_events *events)
 {
     struct ds4_choice *choice = owner;
@@ -258,6 +275,8 @@ static void on_events(void *owner, const struct ds4_events *events)
 
     if (choice->wants_logprobs && !answer->dialect->raw)
         ds4_logprobs_decide(choice, events);
+    if (choice->content.len == 0 && choice->calls.len == 0)
+        time_first_content(choice, events);
     collect(choice, events);
     if (answer->sse != NULL && !answer->failed) {
         begin_choice(choice);

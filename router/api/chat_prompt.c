@@ -4,6 +4,8 @@
  * it is sent to: prefixes are shared between dialects. */
 #include "router/api/chat_prompt.h"
 
+#include "common/clock.h"
+#include "common/metrics.h"
 #include "router/api/remember.h"
 
 #define DS4_PROMPT_BYTES ((size_t)128 << 20)
@@ -37,6 +39,7 @@ int ds4_chat_prompt_render(const struct ds4_api_context *context, struct ds4_are
         .context_tok = context_of(context),
         .max_min_context = config->think.max_min_context,
     };
+    int64_t begin_ns = ds4_clock_ns(), rendered_ns;
     struct ds4_err err = {0};
 
     prompt->effort = ds4_effort_resolve(&prompt->conversation.wish, &policy);
@@ -45,9 +48,14 @@ int ds4_chat_prompt_render(const struct ds4_api_context *context, struct ds4_are
         ds4_normalise(&prompt->conversation, &prompt->effort, arena, &err) != 0 ||
         ds4_template_render(&prompt->conversation.chat, arena, &prompt->prompt, &err) != 0)
         return ds4_api_fail_err(error, "messages", &err);
+    rendered_ns = ds4_clock_ns();
     if (ds4_prompt_encode(&prompt->prompt, context->bpe, config->prompt.content_specials,
                           &prompt->ids, &err) != 0)
         return ds4_api_fail_err(error, "messages", &err);
+    ds4_metric_observe(context->metrics, DS4_M_RENDER_SECONDS,
+                       (double)(rendered_ns - begin_ns) / (double)DS4_NS_PER_SEC, "");
+    ds4_metric_observe(context->metrics, DS4_M_TOKENIZE_SECONDS,
+                       (double)(ds4_clock_ns() - rendered_ns) / (double)DS4_NS_PER_SEC, "");
     return 0;
 }
 

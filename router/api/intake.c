@@ -300,7 +300,7 @@ static void count_effort(const struct ds4_answer *answer, const struct ds4_chat_
 
     (void)snprintf(
         requested, sizeof(requested), "%.*s",
-        DS4_STR_ARG(req->effort.requested.len > 0 ? req->effort.requested : DS4_STR("default")));
+        DS4_STR_ARG(req->effort.requested.len > 0 ? req->effort.requested : DS4_STR("absent")));
     (void)snprintf(applied, sizeof(applied), "%.*s", DS4_STR_ARG(req->effort.applied));
     ds4_metric_add(m, DS4_M_EFFORT_REQUESTS, 1, ds4_api_text(req->api), requested, applied);
     if (prompt->effort.downgraded)
