@@ -143,15 +143,20 @@ static bool authorised(const struct ds4_server *server, const struct ds4_exchang
 static bool path_matches(const char *pattern, struct ds4_str path)
 {
     struct ds4_str want = ds4_str_view(pattern);
-    struct ds4_str rest;
+    size_t star = ds4_str_find(want, DS4_STR("/*"), 0);
+    struct ds4_str tail, rest;
+    size_t segment;
 
-    if (!ds4_str_ends(want, DS4_STR("/*")))
+    if (star == DS4_STR_NONE)
         return ds4_str_equal(want, path);
-    want.len--;
-    if (!ds4_str_starts(path, want))
+    if (!ds4_str_starts(path, ds4_str_head(want, star + 1)))
         return false;
-    rest = ds4_str_skip(path, want.len);
-    return rest.len > 0 && ds4_str_find(rest, DS4_STR("/"), 0) == DS4_STR_NONE;
+    rest = ds4_str_skip(path, star + 1);
+    tail = ds4_str_skip(want, star + 2);
+    segment = ds4_str_find(rest, DS4_STR("/"), 0);
+    if (segment == DS4_STR_NONE)
+        segment = rest.len;
+    return segment > 0 && ds4_str_equal(ds4_str_skip(rest, segment), tail);
 }
 
 /* The route of a path and method; *allowed collects the methods the path knows. */

@@ -19,7 +19,7 @@ struct ds4_metrics;
 struct uv_loop_s;
 
 struct ds4_route {
-    const char *path; /* "/v1/models"; a last segment of "*" matches any one segment */
+    const char *path; /* "/v1/models"; one segment "*" matches any one segment */
     uint32_t methods; /* enum ds4_method bits */
     bool open;        /* no key needed */
     void (*handle)(struct ds4_exchange *x, void *context);

@@ -10,6 +10,7 @@
 #include "common/clock.h"
 #include "common/json_write.h"
 #include "common/metrics.h"
+#include "router/api/node.h"
 #include "router/api/params.h"
 #include "router/api/text_store.h"
 #include "router/text/chat_json.h"
@@ -31,24 +32,6 @@ struct reader {
 };
 
 /* ---- small helpers ---------------------------------------------------------------------------------- */
-
-/* The member, NULL if absent or null. */
-static const struct ds4_jt_node *find(const struct ds4_jt_node *obj, const char *key)
-{
-    const struct ds4_jt_node *node = ds4_jt_find(obj, key);
-
-    return node == NULL || node->type == DS4_JT_NULL ? NULL : node;
-}
-
-static bool is_string(const struct ds4_jt_node *node)
-{
-    return node != NULL && node->type == DS4_JT_STRING;
-}
-
-static bool is_word(const struct ds4_jt_node *node, const char *word)
-{
-    return is_string(node) && ds4_str_equal(node->str, ds4_str_view(word));
-}
 
 static int too_long(struct reader *r)
 {
@@ -78,9 +61,9 @@ static int keep(struct reader *r, struct ds4_buf *text, struct ds4_str *out)
 /* Type of a block at `path`; empty with *error set if it has none. */
 static struct ds4_str type_of(struct reader *r, const struct ds4_jt_node *block, const char *path)
 {
-    const struct ds4_jt_node *type = find(block, "type");
+    const struct ds4_jt_node *type = ds4_node_find(block, "type");
 
-    if (is_string(type) && type->str.len > 0)
+    if (ds4_node_is(type, DS4_JT_STRING) && type->str.len > 0)
         return type->str;
     (void)must_be(r, path, "an object with a type");
     return DS4_STR("");
@@ -90,9 +73,9 @@ static struct ds4_str type_of(struct reader *r, const struct ds4_jt_node *block,
 static int append_text(struct reader *r, const struct ds4_jt_node *block, const char *path,
                        struct ds4_buf *out)
 {
-    const struct ds4_jt_node *text = find(block, "text");
+    const struct ds4_jt_node *text = ds4_node_find(block, "text");
 
-    if (!is_string(text))
+    if (!ds4_node_is(text, DS4_JT_STRING))
         return must_be(r, path, "a text block with a string");
     ds4_normalise_append_part(out, out->len > 0, text->str, false);
     return 0;
@@ -107,9 +90,9 @@ static int read_plain(struct reader *r, const struct ds4_jt_node *content, const
     size_t b = 0;
 
     *out = DS4_STR("");
-    if (is_string(content))
+    if (ds4_node_is(content, DS4_JT_STRING))
         *out = content->str;
-    if (content == NULL || is_string(content))
+    if (content == NULL || ds4_node_is(content, DS4_JT_STRING))
         return 0;
     if (content->type != DS4_JT_ARRAY)
         return must_be(r, path, "a string or a list of blocks");
@@ -117,12 +100,13 @@ static int read_plain(struct reader *r, const struct ds4_jt_node *content, const
     for (const struct ds4_jt_node *block = content->first; block != NULL;
          block = block->next, b++) {
         struct ds4_str type;
-        const struct ds4_jt_node *value = find(block, "text");
+        const struct ds4_jt_node *value = ds4_node_find(block, "text");
         int rc = 0;
 
         (void)snprintf(place, sizeof(place), "%s[%zu]", path, b);
         type = type_of(r, block, place);
-        if (is_system && is_string(value) && ds4_str_starts(value->str, DS4_PSEUDO_HEADER))
+        if (is_system && ds4_node_is(value, DS4_JT_STRING) &&
+            ds4_str_starts(value->str, DS4_PSEUDO_HEADER))
             ds4_metric_add(r->api->metrics, DS4_M_PROMPT_STRIPPED, 1, "billing_header");
         else if (ds4_str_equal(type, DS4_STR("text")))
             rc = append_text(r, block, place, &text);
@@ -141,10 +125,11 @@ static int read_plain(struct reader *r, const struct ds4_jt_node *content, const
 /* The declared tool of this name, deferred ones included: they are known through a reference only. */
 static const struct ds4_jt_node *find_tool(const struct reader *r, struct ds4_str name)
 {
-    const struct ds4_jt_node *tools = find(r->root, "tools");
+    const struct ds4_jt_node *tools = ds4_node_find(r->root, "tools");
 
     for (const struct ds4_jt_node *t = tools == NULL ? NULL : tools->first; t != NULL; t = t->next)
-        if (is_string(find(t, "name")) && ds4_str_equal(find(t, "name")->str, name))
+        if (ds4_node_is(ds4_node_find(t, "name"), DS4_JT_STRING) &&
+            ds4_str_equal(ds4_node_find(t, "name")->str, name))
             return t;
     return NULL;
 }
@@ -152,14 +137,14 @@ static const struct ds4_jt_node *find_tool(const struct reader *r, struct ds4_st
 /* {name, description, parameters}: the function form of a tool, as JSON. */
 static void write_function(const struct ds4_jt_node *tool, struct ds4_buf *out)
 {
-    const struct ds4_jt_node *description = find(tool, "description");
-    const struct ds4_jt_node *schema = find(tool, "input_schema");
+    const struct ds4_jt_node *description = ds4_node_find(tool, "description");
+    const struct ds4_jt_node *schema = ds4_node_find(tool, "input_schema");
     struct ds4_jw w;
 
     ds4_jw_init(&w, out);
     ds4_jw_object(&w);
     ds4_jw_key(&w, "name");
-    ds4_jw_str(&w, find(tool, "name")->str);
+    ds4_jw_str(&w, ds4_node_find(tool, "name")->str);
     if (description != NULL) {
         ds4_jw_key(&w, "description");
         ds4_jw_raw(&w, description->raw);
@@ -171,11 +156,25 @@ static void write_function(const struct ds4_jt_node *tool, struct ds4_buf *out)
     ds4_jw_end(&w);
 }
 
+/* Our "call_x" went out as "toolu_x": the memory of calls knows it by its own name. */
+static int read_id(struct reader *r, struct ds4_str id, struct ds4_str *out)
+{
+    struct ds4_buf text;
+
+    *out = id;
+    if (!ds4_str_starts(id, DS4_STR("toolu_")))
+        return 0;
+    ds4_buf_init(&text, DS4_TEXT_BYTES);
+    (void)ds4_buf_append_text(&text, "call_");
+    (void)ds4_buf_append_str(&text, ds4_str_skip(id, strlen("toolu_")));
+    return keep(r, &text, out);
+}
+
 static int append_result_block(struct reader *r, const struct ds4_jt_node *block, const char *path,
                                struct ds4_buf *out)
 {
     struct ds4_str type = type_of(r, block, path);
-    const struct ds4_jt_node *name = find(block, "tool_name");
+    const struct ds4_jt_node *name = ds4_node_find(block, "tool_name");
     const struct ds4_jt_node *tool;
 
     if (type.len == 0)
@@ -186,7 +185,7 @@ static int append_result_block(struct reader *r, const struct ds4_jt_node *block
         ds4_normalise_append_part(out, out->len > 0, type, true);
         return 0;
     }
-    tool = is_string(name) ? find_tool(r, name->str) : NULL;
+    tool = ds4_node_is(name, DS4_JT_STRING) ? find_tool(r, name->str) : NULL;
     if (tool == NULL)
         return must_be(r, path, "a reference to a declared tool");
     ds4_normalise_append_part(out, out->len > 0, DS4_STR(""), false);
@@ -197,22 +196,23 @@ static int append_result_block(struct reader *r, const struct ds4_jt_node *block
 static int read_result(struct reader *r, const struct ds4_jt_node *block, const char *path,
                        struct ds4_message *message)
 {
-    const struct ds4_jt_node *id = find(block, "tool_use_id");
-    const struct ds4_jt_node *content = find(block, "content");
-    const struct ds4_jt_node *flag = find(block, "is_error");
+    const struct ds4_jt_node *id = ds4_node_find(block, "tool_use_id");
+    const struct ds4_jt_node *content = ds4_node_find(block, "content");
+    const struct ds4_jt_node *flag = ds4_node_find(block, "is_error");
     struct ds4_buf text;
     char place[128];
     size_t b = 0;
     int rc = 0;
 
-    if (!is_string(id))
+    if (!ds4_node_is(id, DS4_JT_STRING))
         return must_be(r, path, "a tool_result with a tool_use_id");
     if (content != NULL && content->type != DS4_JT_STRING && content->type != DS4_JT_ARRAY)
         return must_be(r, path, "a tool_result whose content is a string or a list of blocks");
     message->role = DS4_ROLE_TOOL;
-    message->tool_call_id = id->str;
+    if (read_id(r, id->str, &message->tool_call_id) != 0)
+        return -1;
     ds4_buf_init(&text, DS4_TEXT_BYTES);
-    if (is_string(content))
+    if (ds4_node_is(content, DS4_JT_STRING))
         (void)ds4_buf_append_str(&text, content->str);
     for (const struct ds4_jt_node *part = content == NULL ? NULL : content->first;
          part != NULL && rc == 0; part = part->next) {
@@ -283,11 +283,11 @@ static int read_user(struct reader *r, const struct ds4_jt_node *content, const 
 static void append_thinking(struct reader *r, const struct ds4_jt_node *block, const char *text_key,
                             const char *token_key, struct ds4_buf *out)
 {
-    const struct ds4_jt_node *text = text_key == NULL ? NULL : find(block, text_key);
-    const struct ds4_jt_node *token = find(block, token_key);
-    struct ds4_str known = is_string(text) ? text->str : DS4_STR("");
+    const struct ds4_jt_node *text = text_key == NULL ? NULL : ds4_node_find(block, text_key);
+    const struct ds4_jt_node *token = ds4_node_find(block, token_key);
+    struct ds4_str known = ds4_node_is(text, DS4_JT_STRING) ? text->str : DS4_STR("");
 
-    if (known.len == 0 && is_string(token))
+    if (known.len == 0 && ds4_node_is(token, DS4_JT_STRING))
         known = ds4_text_store_get(r->api->reasoning, token->str, ds4_clock_ns());
     if (known.len > 0)
         ds4_normalise_append_part(out, out->len > 0, known, false);
@@ -296,15 +296,17 @@ static void append_thinking(struct reader *r, const struct ds4_jt_node *block, c
 static int read_call(struct reader *r, const struct ds4_jt_node *block, const char *path,
                      struct ds4_call *call)
 {
-    const struct ds4_jt_node *id = find(block, "id");
-    const struct ds4_jt_node *name = find(block, "name");
+    const struct ds4_jt_node *id = ds4_node_find(block, "id");
+    const struct ds4_jt_node *name = ds4_node_find(block, "name");
     struct ds4_err err = {0};
 
-    if (!is_string(id) || !is_string(name) || name->str.len == 0)
+    if (!ds4_node_is(id, DS4_JT_STRING) || !ds4_node_is(name, DS4_JT_STRING) || name->str.len == 0)
         return must_be(r, path, "a tool_use with id and name");
-    call->id = id->str;
+    if (read_id(r, id->str, &call->id) != 0)
+        return -1;
     call->name = name->str;
-    if (ds4_normalise_arguments(find(block, "input"), r->arena, call, &r->out->counts, &err) != 0)
+    if (ds4_normalise_arguments(ds4_node_find(block, "input"), r->arena, call, &r->out->counts,
+                                &err) != 0)
         return ds4_api_fail_err(r->error, path, &err);
     return 0;
 }
@@ -360,8 +362,8 @@ static int read_assistant(struct reader *r, const struct ds4_jt_node *content, c
 
 static int read_message(struct reader *r, const struct ds4_jt_node *node, size_t i)
 {
-    const struct ds4_jt_node *role = find(node, "role");
-    const struct ds4_jt_node *content = find(node, "content");
+    const struct ds4_jt_node *role = ds4_node_find(node, "role");
+    const struct ds4_jt_node *content = ds4_node_find(node, "content");
     enum ds4_role kind;
     char path[64];
 
@@ -369,11 +371,11 @@ static int read_message(struct reader *r, const struct ds4_jt_node *node, size_t
     if (node->type != DS4_JT_OBJECT)
         return must_be(r, path, "an object");
     (void)snprintf(path, sizeof(path), "messages[%zu].role", i);
-    if (is_word(role, "user"))
+    if (ds4_node_is_word(role, "user"))
         kind = DS4_ROLE_USER;
-    else if (is_word(role, "assistant"))
+    else if (ds4_node_is_word(role, "assistant"))
         kind = DS4_ROLE_ASSISTANT;
-    else if (is_word(role, "system"))
+    else if (ds4_node_is_word(role, "system"))
         kind = DS4_ROLE_SYSTEM;
     else
         return must_be(r, path, "user, assistant or system");
@@ -391,7 +393,7 @@ static size_t count_messages(const struct ds4_jt_node *list)
     size_t n = 1;
 
     for (const struct ds4_jt_node *node = list->first; node != NULL; node = node->next) {
-        const struct ds4_jt_node *content = find(node, "content");
+        const struct ds4_jt_node *content = ds4_node_find(node, "content");
 
         n += 1 + (content == NULL ? 0 : (size_t)content->n_children);
     }
@@ -400,8 +402,8 @@ static size_t count_messages(const struct ds4_jt_node *list)
 
 static int read_messages(struct reader *r)
 {
-    const struct ds4_jt_node *list = find(r->root, "messages");
-    const struct ds4_jt_node *system = find(r->root, "system");
+    const struct ds4_jt_node *list = ds4_node_find(r->root, "messages");
+    const struct ds4_jt_node *system = ds4_node_find(r->root, "system");
     struct ds4_chat *chat = &r->out->chat;
     struct ds4_str text;
     size_t i = 0;
@@ -430,10 +432,10 @@ static int read_messages(struct reader *r)
  * reference. */
 static bool is_rendered(struct reader *r, const struct ds4_jt_node *tool)
 {
-    const struct ds4_jt_node *deferred = find(tool, "defer_loading");
+    const struct ds4_jt_node *deferred = ds4_node_find(tool, "defer_loading");
 
-    if (find(tool, "input_schema") == NULL && find(tool, "type") != NULL &&
-        !is_word(find(tool, "type"), "custom")) {
+    if (ds4_node_find(tool, "input_schema") == NULL && ds4_node_find(tool, "type") != NULL &&
+        !ds4_node_is_word(ds4_node_find(tool, "type"), "custom")) {
         r->out->counts.ignored_tools++;
         return false;
     }
@@ -459,7 +461,7 @@ static int add_tool(struct reader *r, const struct ds4_jt_node *tool)
 
 static int read_tools(struct reader *r)
 {
-    const struct ds4_jt_node *tools = find(r->root, "tools");
+    const struct ds4_jt_node *tools = ds4_node_find(r->root, "tools");
     char path[48];
     size_t t = 0;
 
@@ -472,10 +474,10 @@ static int read_tools(struct reader *r)
     if (r->out->tools == NULL)
         return too_long(r);
     for (const struct ds4_jt_node *tool = tools->first; tool != NULL; tool = tool->next, t++) {
-        const struct ds4_jt_node *name = find(tool, "name");
+        const struct ds4_jt_node *name = ds4_node_find(tool, "name");
 
         (void)snprintf(path, sizeof(path), "tools[%zu].name", t);
-        if (!is_string(name) || name->str.len == 0)
+        if (!ds4_node_is(name, DS4_JT_STRING) || name->str.len == 0)
             return must_be(r, path, "a non-empty string");
         if (is_rendered(r, tool) && add_tool(r, tool) != 0)
             return -1;
@@ -486,12 +488,13 @@ static int read_tools(struct reader *r)
 /* output_config.format: the answer's schema. */
 static int read_format(struct reader *r)
 {
-    const struct ds4_jt_node *format = find(find(r->root, "output_config"), "format");
-    const struct ds4_jt_node *schema = find(format, "schema");
+    const struct ds4_jt_node *format =
+        ds4_node_find(ds4_node_find(r->root, "output_config"), "format");
+    const struct ds4_jt_node *schema = ds4_node_find(format, "schema");
 
     if (format == NULL)
         return 0;
-    if (!is_word(find(format, "type"), "json_schema"))
+    if (!ds4_node_is_word(ds4_node_find(format, "type"), "json_schema"))
         return must_be(r, "output_config.format.type", "json_schema");
     if (schema == NULL || schema->type != DS4_JT_OBJECT)
         return must_be(r, "output_config.format.schema", "an object");

@@ -9,6 +9,8 @@
 #include "router/api/models.h"
 #include "router/api/openai_chat.h"
 #include "router/api/openai_completions.h"
+#include "router/api/openai_responses.h"
+#include "router/api/responses_store.h"
 #include "router/api/tokens.h"
 
 #include <stdio.h>
@@ -21,6 +23,11 @@ static void chat(struct ds4_exchange *x, void *context)
 static void completions(struct ds4_exchange *x, void *context)
 {
     ds4_answer_start(context, &ds4_dialect_completions, x);
+}
+
+static void responses(struct ds4_exchange *x, void *context)
+{
+    ds4_answer_start(context, &ds4_dialect_responses, x);
 }
 
 static void messages(struct ds4_exchange *x, void *context)
@@ -36,7 +43,7 @@ static void not_offered(struct ds4_exchange *x, void *context)
     (void)context;
     (void)ds4_api_fail(&error, "endpoint_not_supported", NULL,
                        "%.*s is not offered here; this server has /v1/chat/completions, "
-                       "/v1/completions, /v1/messages, /v1/models, "
+                       "/v1/completions, /v1/responses, /v1/messages, /v1/models, "
                        "/tokenize, /detokenize and /apply-template",
                        DS4_STR_ARG(path));
     ds4_api_error_reply(&error, DS4_STYLE_OPENAI, x);
@@ -49,6 +56,12 @@ static struct ds4_route routes[] = {
     {"/v1/chat/completions", DS4_METHOD_POST, false, chat, "chat"},
     {"/chat/completions", DS4_METHOD_POST, false, chat, "chat"},
     {"/v1/completions", DS4_METHOD_POST, false, completions, "completions"},
+    {"/v1/responses", DS4_METHOD_POST, false, responses, "responses"},
+    {"/responses", DS4_METHOD_POST, false, responses, "responses"},
+    {"/v1/responses/input_tokens", DS4_METHOD_POST, false, ds4_input_tokens_handle, "count_tokens"},
+    {"/v1/responses/*", DS4_METHOD_GET, false, ds4_responses_get_handle, "responses"},
+    {"/v1/responses/*", DS4_METHOD_DELETE, false, ds4_responses_delete_handle, "responses"},
+    {"/v1/responses/*/cancel", DS4_METHOD_POST, false, ds4_responses_cancel_handle, "responses"},
     {"/v1/messages", DS4_METHOD_POST, false, messages, "messages"},
     {"/v1/messages/count_tokens", DS4_METHOD_POST, false, ds4_count_tokens_handle, "count_tokens"},
     {"/v1/models", DS4_METHOD_GET, false, ds4_models_handle, "models"},

@@ -147,9 +147,10 @@ class Messages(Recorded, unittest.TestCase):
         status, first = self.ask(messages=[QUESTION], tools=[WEATHER])
         self.assertEqual((status, first["content"][0]["type"]), (200, "thinking"))
         calls = [b for b in first["content"] if b["type"] == "tool_use"]
-        results = [{"type": "tool_result", "tool_use_id": c["id"], "content": "11"} for c in calls]
 
-        def count(thinking):
+        def count(thinking, calls=[dict(c, id="toolu_foreign%d" % i) for i, c in enumerate(calls)]):
+            results = [{"type": "tool_result", "tool_use_id": c["id"], "content": "11"}
+                       for c in calls]
             content = ([thinking] if thinking else []) + calls
             return self.count(messages=[QUESTION, {"role": "assistant", "content": content},
                                         {"role": "user", "content": results}], tools=[WEATHER])
@@ -158,6 +159,7 @@ class Messages(Recorded, unittest.TestCase):
         self.assertEqual(count({"type": "redacted_thinking",
                                 "data": first["content"][0]["signature"]}), full)
         self.assertLess(count(None), full)
+        self.assertEqual(count(None, calls), full)  # the calls' own ids are remembered
         self.assertEqual(count({"type": "thinking", "thinking": "", "signature": "Zm9yZWlnbg=="}),
                          count(None))
 
