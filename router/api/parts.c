@@ -11,8 +11,9 @@ static bool is_text(enum ds4_event_kind kind)
 
 void ds4_parts_add(struct ds4_choice *choice, const struct ds4_event *event)
 {
-    struct ds4_answer_part *last =
-        choice->parts.len > 0 ? &choice->parts.ptr[choice->parts.len - 1] : NULL;
+    struct ds4_answer_part *last = choice->parts.len > 0 && choice->parts.ptr != NULL
+                                       ? &choice->parts.ptr[choice->parts.len - 1]
+                                       : NULL;
     struct ds4_answer_part part = {.kind = event->kind, .len = event->text_len};
 
     if (event->kind == DS4_EVENT_CALL_BEGIN) {

@@ -173,10 +173,10 @@ int ds4_seq_splice(struct ds4_seq *seq, int32_t keep, const int32_t *token, int3
 {
     assert(seq->state == DS4_SEQ_DECODE && keep >= seq->n_prompt && n > 0 &&
            keep <= (int32_t)seq->token.len && keep + n < seq->max_pos);
-    if (DS4_VEC_RESERVE(&seq->token, (size_t)(keep + n)) != 0)
+    if (DS4_VEC_RESERVE(&seq->token, (size_t)keep + (size_t)n) != 0)
         return ds4_fail(err, DS4_E_NOMEM, "no memory for the tokens of a sequence");
     memcpy(seq->token.ptr + keep, token, (size_t)n * sizeof(*token));
-    seq->token.len = (size_t)(keep + n);
+    seq->token.len = (size_t)keep + (size_t)n;
     seq->fill_end = keep + n;
     seq->cut = keep;
     if (seq->n_posted > keep) {

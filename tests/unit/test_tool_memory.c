@@ -95,7 +95,7 @@ static void what_is_restored_outlives_the_memory(void **state)
     struct fixture *f = *state;
     struct ds4_message m;
     struct ds4_call call;
-    char id[8];
+    char id[16];
 
     put(f, "a", "{}", true);
     m = sent(f, &call, "a", "{}");
@@ -197,7 +197,7 @@ static void the_oldest_turn_leaves_first_and_bytes_are_bounded(void **state)
     struct fixture *f = *state;
     struct ds4_message m;
     struct ds4_call call;
-    char id[8], *big = calloc(1, 700000);
+    char id[16], *big = calloc(1, 700000);
 
     for (int i = 0; i < 5; i++) {
         snprintf(id, sizeof(id), "t%d", i);
