@@ -13,6 +13,8 @@ set -u
 config=$1
 shift
 seconds=${TEST_SECONDS:-600} # a program may take so long
+# The child of a fork may start threads; libzmq is not instrumented.
+export TSAN_OPTIONS="suppressions=$PWD/tests/support/tsan.supp die_after_fork=0"
 passed=0 failed=0
 log=$(mktemp)
 used=$(mktemp)
@@ -59,7 +61,10 @@ reduced() {
     local program name patterns pattern
     for program in "$@"; do
         name=${program##*/test_}
-        if ! grep -qE "^$name( |\$)" tests/slow.txt; then
+        if grep -qE "^$name not $config\$" tests/slow.txt; then
+            continue
+        fi
+        if ! grep -vE ' not [a-z]+$' tests/slow.txt | grep -qE "^$name( |\$)"; then
             echo "$program"
             continue
         fi
