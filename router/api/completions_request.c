@@ -166,8 +166,9 @@ static int fill(struct reader *r, const struct prompt *prompt, struct ds4_reques
     struct ds4_err err = {0};
     int32_t n = r->scores ? 1 : (int32_t)prompt->ids.len;
 
-    *state = (struct ds4_completion){
-        .first_id = r->scores && n > 0 && prompt->ids.ptr != NULL ? prompt->ids.ptr[0] : -1};
+    if (prompt->ids.ptr == NULL || prompt->ids.len == 0)
+        return ds4_api_fail(r->error, "invalid_value", "prompt", "prompt must not be empty");
+    *state = (struct ds4_completion){.first_id = r->scores ? prompt->ids.ptr[0] : -1};
     if (ds4_request_set_prompt(req, prompt->ids.ptr, n, &err) != 0)
         return ds4_api_fail_err(r->error, NULL, &err);
     if (r->scores && score_prompt(r, prompt, req) != 0)

@@ -11,17 +11,15 @@ static bool is_text(enum ds4_event_kind kind)
 
 void ds4_parts_add(struct ds4_choice *choice, const struct ds4_event *event)
 {
-    struct ds4_answer_part *last = choice->parts.len > 0 && choice->parts.ptr != NULL
-                                       ? &choice->parts.ptr[choice->parts.len - 1]
-                                       : NULL;
+    size_t n = choice->parts.len;
     struct ds4_answer_part part = {.kind = event->kind, .len = event->text_len};
 
     if (event->kind == DS4_EVENT_CALL_BEGIN) {
         part.call = event->call;
     } else if (!is_text(event->kind)) {
         return;
-    } else if (last != NULL && last->kind == event->kind) {
-        last->len += event->text_len;
+    } else if (n > 0 && choice->parts.ptr[n - 1].kind == event->kind) {
+        choice->parts.ptr[n - 1].len += event->text_len;
         return;
     } else {
         part.at = event->kind == DS4_EVENT_REASONING ? choice->reasoning.len : choice->content.len;
