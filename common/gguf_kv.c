@@ -191,38 +191,38 @@ int ds4_gguf_get_str(const struct ds4_gguf *gguf, const char *key, struct ds4_st
     return 0;
 }
 
-const struct ds4_gguf_kv *ds4_gguf_get_ints(const struct ds4_gguf *gguf, const char *key,
-                                            struct ds4_err *err)
+static bool is_string(enum ds4_gguf_type type)
+{
+    return type == DS4_GGUF_STRING;
+}
+
+static const struct ds4_gguf_kv *get_array(const struct ds4_gguf *gguf, const char *key,
+                                           bool (*is_kind)(enum ds4_gguf_type type),
+                                           const char *kind, struct ds4_err *err)
 {
     const struct ds4_gguf_kv *kv = get(gguf, key, err);
 
-    if (kv != NULL && (!kv->is_array || !ds4_gguf_is_int(kv->type))) {
-        fail_kind(kv, "an array of integers", err);
+    if (kv != NULL && (!kv->is_array || !is_kind(kv->type))) {
+        fail_kind(kv, kind, err);
         return NULL;
     }
     return kv;
+}
+
+const struct ds4_gguf_kv *ds4_gguf_get_ints(const struct ds4_gguf *gguf, const char *key,
+                                            struct ds4_err *err)
+{
+    return get_array(gguf, key, ds4_gguf_is_int, "an array of integers", err);
 }
 
 const struct ds4_gguf_kv *ds4_gguf_get_floats(const struct ds4_gguf *gguf, const char *key,
                                               struct ds4_err *err)
 {
-    const struct ds4_gguf_kv *kv = get(gguf, key, err);
-
-    if (kv != NULL && (!kv->is_array || !ds4_gguf_is_float(kv->type))) {
-        fail_kind(kv, "an array of floats", err);
-        return NULL;
-    }
-    return kv;
+    return get_array(gguf, key, ds4_gguf_is_float, "an array of floats", err);
 }
 
 const struct ds4_gguf_kv *ds4_gguf_get_strings(const struct ds4_gguf *gguf, const char *key,
                                                struct ds4_err *err)
 {
-    const struct ds4_gguf_kv *kv = get(gguf, key, err);
-
-    if (kv != NULL && (!kv->is_array || kv->type != DS4_GGUF_STRING)) {
-        fail_kind(kv, "an array of strings", err);
-        return NULL;
-    }
-    return kv;
+    return get_array(gguf, key, is_string, "an array of strings", err);
 }

@@ -11,27 +11,13 @@
 #include "router/api/answer.h"
 #include "router/api/chat_request.h"
 #include "router/api/logprobs.h"
+#include "router/api/openai_stream.h"
 #include "router/api/side_field.h"
 #include "router/sse.h"
 
-#define DS4_FRAME_BYTES ((size_t)64 << 20)
+#define DS4_CHUNK_OBJECT "chat.completion.chunk"
 
 /* ---- parts shared by chunks and whole answers ---------------------------------------------------- */
-
-static void write_head(const struct ds4_answer *answer, const char *object, struct ds4_jw *w)
-{
-    ds4_jw_object(w);
-    ds4_jw_key(w, "id");
-    ds4_jw_text(w, answer->id);
-    ds4_jw_key(w, "object");
-    ds4_jw_text(w, object);
-    ds4_jw_key(w, "created");
-    ds4_jw_int(w, answer->created_unix_s);
-    ds4_jw_key(w, "model");
-    ds4_jw_str(w, answer->choice[0].req->model);
-    ds4_jw_key(w, "system_fingerprint");
-    ds4_jw_text(w, answer->context->fingerprint);
-}
 
 static const char *finish_reason(const struct ds4_choice *choice)
 {
@@ -78,9 +64,9 @@ struct chunk {
 /* Opens a chunk up to the inside of its delta. */
 static void open_chunk(struct chunk *chunk, const struct ds4_choice *choice)
 {
-    ds4_buf_init(&chunk->buf, DS4_FRAME_BYTES);
+    ds4_buf_init(&chunk->buf, DS4_OPENAI_FRAME_BYTES);
     ds4_jw_init(&chunk->w, &chunk->buf);
-    write_head(choice->answer, "chat.completion.chunk", &chunk->w);
+    ds4_openai_write_head(choice->answer, DS4_CHUNK_OBJECT, &chunk->w);
     ds4_jw_key(&chunk->w, "choices");
     ds4_jw_array(&chunk->w);
     ds4_jw_object(&chunk->w);
@@ -193,40 +179,7 @@ static void chat_choice_done(struct ds4_choice *choice)
 
 static void chat_done(struct ds4_answer *answer)
 {
-    struct ds4_buf buf;
-    struct ds4_jw w;
-
-    if (answer->include_usage) {
-        ds4_buf_init(&buf, DS4_FRAME_BYTES);
-        ds4_jw_init(&w, &buf);
-        write_head(answer, "chat.completion.chunk", &w);
-        ds4_jw_key(&w, "choices");
-        ds4_jw_array(&w);
-        ds4_jw_end(&w);
-        ds4_usage_write(answer, &w);
-        ds4_side_field_write(answer, &w);
-        ds4_jw_end(&w);
-        ds4_sse_send_data(answer->sse, ds4_buf_view(&buf));
-        ds4_buf_deinit(&buf);
-    }
-    ds4_sse_send_data(answer->sse, DS4_STR("[DONE]"));
-}
-
-static void chat_error(struct ds4_answer *answer, const struct ds4_api_error *error)
-{
-    struct ds4_buf buf;
-
-    ds4_buf_init(&buf, DS4_FRAME_BYTES);
-    ds4_api_error_write(error, DS4_STYLE_OPENAI, "", &buf);
-    ds4_sse_send_data(answer->sse, ds4_buf_view(&buf));
-    ds4_sse_send_data(answer->sse, DS4_STR("[DONE]"));
-    ds4_buf_deinit(&buf);
-}
-
-static void chat_ping(struct ds4_answer *answer)
-{
-    ds4_sse_send_comment(answer->sse,
-                         answer->progress_text[0] != '\0' ? answer->progress_text : "keep-alive");
+    ds4_openai_stream_done(answer, DS4_CHUNK_OBJECT);
 }
 
 static void chat_progress(struct ds4_choice *choice, int32_t done_tok, int32_t total_tok)
@@ -236,9 +189,9 @@ static void chat_progress(struct ds4_choice *choice, int32_t done_tok, int32_t t
     struct ds4_buf buf;
     struct ds4_jw w;
 
-    ds4_buf_init(&buf, DS4_FRAME_BYTES);
+    ds4_buf_init(&buf, DS4_OPENAI_FRAME_BYTES);
     ds4_jw_init(&w, &buf);
-    write_head(answer, "chat.completion.chunk", &w);
+    ds4_openai_write_head(answer, DS4_CHUNK_OBJECT, &w);
     ds4_jw_key(&w, "choices");
     ds4_jw_array(&w);
     ds4_jw_end(&w);
@@ -309,7 +262,7 @@ static void chat_whole(struct ds4_answer *answer, struct ds4_buf *body)
     struct ds4_jw w;
 
     ds4_jw_init(&w, body);
-    write_head(answer, "chat.completion", &w);
+    ds4_openai_write_head(answer, "chat.completion", &w);
     ds4_jw_key(&w, "service_tier");
     ds4_jw_null(&w);
     ds4_jw_key(&w, "choices");
@@ -341,8 +294,8 @@ const struct ds4_dialect ds4_dialect_openai_chat = {
     .events = chat_events,
     .choice_done = chat_choice_done,
     .done = chat_done,
-    .error = chat_error,
-    .ping = chat_ping,
+    .error = ds4_openai_stream_error,
+    .ping = ds4_openai_stream_ping,
     .progress = chat_progress,
     .whole = chat_whole,
 };

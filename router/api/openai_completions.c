@@ -8,31 +8,17 @@
 #include "common/json_write.h"
 #include "router/api/answer.h"
 #include "router/api/completions_request.h"
+#include "router/api/openai_stream.h"
 #include "router/api/side_field.h"
 #include "router/sse.h"
 #include "router/text/vocab.h"
 
 #include <math.h>
 
-#define DS4_FRAME_BYTES   ((size_t)64 << 20)
+#define DS4_TEXT_OBJECT   "text_completion"
 #define DS4_LOGPROB_FLOOR (-9999.0) /* minus infinity, as other servers write it */
 
 /* ---- parts ----------------------------------------------------------------------------------------- */
-
-static void write_head(const struct ds4_answer *answer, struct ds4_jw *w)
-{
-    ds4_jw_object(w);
-    ds4_jw_key(w, "id");
-    ds4_jw_text(w, answer->id);
-    ds4_jw_key(w, "object");
-    ds4_jw_text(w, "text_completion");
-    ds4_jw_key(w, "created");
-    ds4_jw_int(w, answer->created_unix_s);
-    ds4_jw_key(w, "model");
-    ds4_jw_str(w, answer->choice[0].req->model);
-    ds4_jw_key(w, "system_fingerprint");
-    ds4_jw_text(w, answer->context->fingerprint);
-}
 
 static struct ds4_completion *state_of(const struct ds4_choice *choice)
 {
@@ -68,7 +54,7 @@ static void open_lists(struct lists *lists)
     struct ds4_jw *w[] = {&lists->tokens, &lists->values, &lists->tops, &lists->offsets};
 
     for (int i = 0; i < 4; i++) {
-        ds4_buf_init(&lists->buf[i], DS4_FRAME_BYTES);
+        ds4_buf_init(&lists->buf[i], DS4_OPENAI_FRAME_BYTES);
         ds4_jw_init(w[i], &lists->buf[i]);
         ds4_jw_array(w[i]);
     }
@@ -172,9 +158,9 @@ static void send_text(struct ds4_choice *choice, struct ds4_str text, const char
     struct ds4_jw w;
 
     state->n_char_text += count_chars(text);
-    ds4_buf_init(&buf, DS4_FRAME_BYTES);
+    ds4_buf_init(&buf, DS4_OPENAI_FRAME_BYTES);
     ds4_jw_init(&w, &buf);
-    write_head(answer, &w);
+    ds4_openai_write_head(answer, DS4_TEXT_OBJECT, &w);
     ds4_jw_key(&w, "choices");
     ds4_jw_array(&w);
     ds4_jw_object(&w);
@@ -220,40 +206,7 @@ static void choice_done(struct ds4_choice *choice)
 
 static void done(struct ds4_answer *answer)
 {
-    struct ds4_buf buf;
-    struct ds4_jw w;
-
-    if (answer->include_usage) {
-        ds4_buf_init(&buf, DS4_FRAME_BYTES);
-        ds4_jw_init(&w, &buf);
-        write_head(answer, &w);
-        ds4_jw_key(&w, "choices");
-        ds4_jw_array(&w);
-        ds4_jw_end(&w);
-        ds4_usage_write(answer, &w);
-        ds4_side_field_write(answer, &w);
-        ds4_jw_end(&w);
-        ds4_sse_send_data(answer->sse, ds4_buf_view(&buf));
-        ds4_buf_deinit(&buf);
-    }
-    ds4_sse_send_data(answer->sse, DS4_STR("[DONE]"));
-}
-
-static void fail(struct ds4_answer *answer, const struct ds4_api_error *error)
-{
-    struct ds4_buf buf;
-
-    ds4_buf_init(&buf, DS4_FRAME_BYTES);
-    ds4_api_error_write(error, DS4_STYLE_OPENAI, "", &buf);
-    ds4_sse_send_data(answer->sse, ds4_buf_view(&buf));
-    ds4_sse_send_data(answer->sse, DS4_STR("[DONE]"));
-    ds4_buf_deinit(&buf);
-}
-
-static void ping(struct ds4_answer *answer)
-{
-    ds4_sse_send_comment(answer->sse,
-                         answer->progress_text[0] != '\0' ? answer->progress_text : "keep-alive");
+    ds4_openai_stream_done(answer, DS4_TEXT_OBJECT);
 }
 
 /* ---- whole answers --------------------------------------------------------------------------------------- */
@@ -285,7 +238,7 @@ static void whole(struct ds4_answer *answer, struct ds4_buf *body)
     struct ds4_jw w;
 
     ds4_jw_init(&w, body);
-    write_head(answer, &w);
+    ds4_openai_write_head(answer, DS4_TEXT_OBJECT, &w);
     ds4_jw_key(&w, "choices");
     ds4_jw_array(&w);
     for (int32_t i = 0; i < answer->n_choice; i++)
@@ -305,7 +258,7 @@ const struct ds4_dialect ds4_dialect_completions = {
     .events = send_events,
     .choice_done = choice_done,
     .done = done,
-    .error = fail,
-    .ping = ping,
+    .error = ds4_openai_stream_error,
+    .ping = ds4_openai_stream_ping,
     .whole = whole,
 };

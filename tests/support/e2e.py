@@ -38,5 +38,7 @@ def main():
     result = program.result
     failed = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
     passed = max(0, result.testsRun - failed - len(result.skipped))  # a class that cannot start runs none
+    if result.skipped:
+        print("[  SKIPPED ] %d test(s)." % len(result.skipped))  # as cmocka says it, for tests/run.sh
     print("%d passed, %d failed" % (passed, failed))
     sys.exit(1 if failed or result.testsRun == 0 else 0)
