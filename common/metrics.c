@@ -30,7 +30,6 @@ const struct ds4_buckets ds4_metric_buckets[] = {
     [DS4_BUCKETS_TOKENS] = {{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000,
                              50000, 100000, 200000, 500000, 1048576},
                             19},
-    [DS4_BUCKETS_ACCEPT] = {{1, 2, 3, 4, 5, 6, 7, 8}, 8},
 };
 
 static const struct {

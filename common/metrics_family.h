@@ -20,7 +20,6 @@ enum ds4_bucket_list {
     DS4_BUCKETS_INTER_TOKEN,
     DS4_BUCKETS_STEP,
     DS4_BUCKETS_TOKENS,
-    DS4_BUCKETS_ACCEPT,
 };
 
 #define DS4_MAX_BUCKETS 24

@@ -88,23 +88,16 @@
       "reason=queue_full|queue_timeout|kv_capacity|context|rate|not_ready|draining|poisoned|"      \
       "other",                                                                                     \
       "Requests refused")                                                                          \
-    X(ADMIT_VIOLATIONS, "ds4_admit_after_reject_violations_total", COUNTER, NONE,                  \
-      "invariant=lease|slot|epoch", "Work on something refused; must stay 0")                      \
     X(BATCH_SEQUENCES, "ds4_batch_sequences", HISTOGRAM, TOKENS, DS4_STEPS, "Sequences per step")  \
     X(BATCH_TOKENS, "ds4_batch_tokens", HISTOGRAM, TOKENS, DS4_STEPS, "Rows per step")             \
     X(STEPS, "ds4_steps_total", COUNTER, NONE, DS4_STEPS, "Steps done")                            \
     X(DECODE_STEPS, "ds4_decode_steps_total", COUNTER, NONE, "", "Steps that decoded")             \
     X(STEP_SECONDS, "ds4_step_seconds", HISTOGRAM, STEP, DS4_STEPS,                                \
       "Time from posting a step to its tokens")                                                    \
-    X(PIPELINE_BUBBLE, "ds4_pipeline_bubble_ratio", GAUGE, NONE, "",                               \
-      "Share of stage time without work, last 10 s")                                               \
-    X(PREEMPTIONS, "ds4_preemptions_total", COUNTER, NONE, "reason=kv_capacity|restart",           \
-      "Running sequences set back")                                                                \
     X(WORKER_UP, "ds4_worker_up", GAUGE, NONE, DS4_STAGE, "Heartbeat is fresh")                    \
     X(WORKER_STATE, "ds4_worker_state", GAUGE, NONE,                                               \
       DS4_STAGE ",state=starting|loading|idle|forming|ready|draining|failed",                      \
       "Current state of the worker is 1")                                                          \
-    X(WORKER_INFO, "ds4_worker_info", INFO, NONE, DS4_STAGE, "What runs the stage")                \
     X(WORKER_HEARTBEAT_AGE, "ds4_worker_heartbeat_age_seconds", GAUGE, NONE, DS4_STAGE,            \
       "Age of the newest heartbeat")                                                               \
     X(WORKER_RESTARTS, "ds4_worker_restarts_total", COUNTER, NONE,                                 \
@@ -119,8 +112,6 @@
     X(GENERATION, "ds4_generation", GAUGE, NONE, "", "Formations of the cluster so far")           \
     X(REFORM_SECONDS, "ds4_reform_seconds", HISTOGRAM, LATENCY, "", "Time of a formation")         \
     X(REFORMS, "ds4_reforms_total", COUNTER, NONE, "result=ok|failed|timeout", "Formations")       \
-    X(REQUESTS_REPLAYED, "ds4_requests_replayed_total", COUNTER, NONE, "",                         \
-      "Requests computed anew after a restart")                                                    \
     X(REQUESTS_FAILED_BY_RESTART, "ds4_requests_failed_by_restart_total", COUNTER, NONE, "",       \
       "Requests ended by a restart")                                                               \
     X(ZMQ_MESSAGES, "ds4_zmq_messages_total", COUNTER, NONE, "direction=in|out",                   \
@@ -143,12 +134,6 @@
       "Prompt tokens computed although a cached sequence shared its beginning")                    \
     X(KV_INVARIANT_FAILURES, "ds4_kv_invariant_failures_total", COUNTER, NONE,                     \
       "id=I1|I2|I3|I4|I5|I6|I7|I8|I9|I10|I11|I12|I13", "Broken invariants; must stay 0")           \
-    X(SPEC_DRAFT_TOKENS, "ds4_spec_draft_tokens_total", COUNTER, NONE, "method=dspark|mtp|ngram",  \
-      "Tokens drafted")                                                                            \
-    X(SPEC_ACCEPTED_TOKENS, "ds4_spec_accepted_tokens_total", COUNTER, NONE,                       \
-      "method=dspark|mtp|ngram", "Drafted tokens accepted")                                        \
-    X(SPEC_ACCEPT_LENGTH, "ds4_spec_accept_length", HISTOGRAM, ACCEPT, "method=dspark|mtp|ngram",  \
-      "Tokens per verified step")                                                                  \
     X(TOOL_CALLS, "ds4_tool_calls_total", COUNTER, NONE,                                           \
       DS4_APIS ",result=ok|recovered|rejected|truncated", "Tool calls in output")                  \
     X(DSML_BLOCKS, "ds4_dsml_blocks_total", COUNTER, NONE, "spelling=exact|near",                  \
@@ -197,9 +182,6 @@
       "mode=nudge|reopen,result=recovered|again|exhausted", "Recoveries from loops")               \
     X(NONFINITE_ROWS, "ds4_nan_logit_rows_total", COUNTER, NONE, DS4_STAGE ",where=target|draft",  \
       "Logits rows with NaN or Inf")                                                               \
-    X(PROBES, "ds4_canary_total", COUNTER, NONE, "result=ok|mismatch|timeout",                     \
-      "Probes with a known answer")                                                                \
-    X(PROBE_AGE, "ds4_canary_age_seconds", GAUGE, NONE, "", "Time since the last good probe")      \
     X(PROCESS_CPU, "process_cpu_seconds_total", COUNTER, NONE, "", "User and system CPU time")     \
     X(PROCESS_RSS, "process_resident_memory_bytes", GAUGE, NONE, "", "Resident memory")            \
     X(PROCESS_FDS, "process_open_fds", GAUGE, NONE, "", "Open file descriptors")                   \

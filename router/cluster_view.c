@@ -253,8 +253,6 @@ void ds4_cluster_export(const struct ds4_cluster *c, int64_t now_ns)
     ds4_metric_set(m, DS4_M_READY, view.ready ? 1 : 0, NULL);
     ds4_metric_choose(m, DS4_M_STATE, ds4_cluster_state_text(view.state));
     ds4_metric_set(m, DS4_M_GENERATION, view.generation, NULL);
-    if (view.last_token_age_ms >= 0)
-        ds4_metric_set(m, DS4_M_PROBE_AGE, (double)view.last_token_age_ms / 1e3, NULL);
     for (int32_t s = 0; s < view.n_stage; s++)
         export_stage(c, &view.stage[s]);
     export_sched(c, now_ns);

@@ -173,6 +173,14 @@ scripts() {
     [ -z "$list" ] || shellcheck $list
 }
 
+# A metric that nothing writes shows 0 for ever, which reads as good news.
+metrics_fed() {
+    local id
+    grep -oE '^ *X\([A-Z_0-9]+' common/metrics_table.h | sed 's/.*(//' | while read -r id; do
+        product | grep '\.c$' | xargs grep -qw "DS4_M_$id" || echo "common/metrics_table.h: nothing writes $id"
+    done
+}
+
 # Longest files first, so that the two runs end together.
 tidy() {
     local skip='^$'
@@ -193,6 +201,7 @@ rule function-size function_size
 rule banned banned_calls
 rule getenv no_getenv
 rule cuda-macro cuda_macro
+rule metrics metrics_fed
 rule todo no_todo
 rule nolint nolint_reason
 rule typedef no_struct_typedef

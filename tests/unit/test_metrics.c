@@ -88,21 +88,20 @@ static void histograms_are_cumulative(void **state)
 {
     struct ds4_metrics *m = *state;
 
-    ds4_metric_observe(m, DS4_M_SPEC_ACCEPT_LENGTH, 1, "mtp");
-    ds4_metric_observe(m, DS4_M_SPEC_ACCEPT_LENGTH, 2.5, "mtp");
-    ds4_metric_observe(m, DS4_M_SPEC_ACCEPT_LENGTH, 100, "mtp");
-    ds4_metric_observe(m, DS4_M_SPEC_ACCEPT_LENGTH, NAN, "mtp");
-    assert_true(ds4_metric_value(m, DS4_M_SPEC_ACCEPT_LENGTH, ds4_metric_labels("mtp")) == 3);
-    assert_shows(m,
-                 "# TYPE ds4_spec_accept_length histogram\n"
-                 "ds4_spec_accept_length_bucket{model=\"ds4-tiny\",method=\"mtp\",le=\"1\"} 1\n"
-                 "ds4_spec_accept_length_bucket{model=\"ds4-tiny\",method=\"mtp\",le=\"2\"} 1\n"
-                 "ds4_spec_accept_length_bucket{model=\"ds4-tiny\",method=\"mtp\",le=\"3\"} 2\n");
-    assert_shows(m, "le=\"8\"} 2\n"
-                    "ds4_spec_accept_length_bucket{model=\"ds4-tiny\",method=\"mtp\",le=\"+Inf\"} "
+    ds4_metric_observe(m, DS4_M_BATCH_SEQUENCES, 1, "decode");
+    ds4_metric_observe(m, DS4_M_BATCH_SEQUENCES, 2.5, "decode");
+    ds4_metric_observe(m, DS4_M_BATCH_SEQUENCES, 2000000, "decode");
+    ds4_metric_observe(m, DS4_M_BATCH_SEQUENCES, NAN, "decode");
+    assert_true(ds4_metric_value(m, DS4_M_BATCH_SEQUENCES, ds4_metric_labels("decode")) == 3);
+    assert_shows(m, "# TYPE ds4_batch_sequences histogram\n"
+                    "ds4_batch_sequences_bucket{model=\"ds4-tiny\",kind=\"decode\",le=\"1\"} 1\n"
+                    "ds4_batch_sequences_bucket{model=\"ds4-tiny\",kind=\"decode\",le=\"2\"} 1\n"
+                    "ds4_batch_sequences_bucket{model=\"ds4-tiny\",kind=\"decode\",le=\"5\"} 2\n");
+    assert_shows(m, "le=\"1048576\"} 2\n"
+                    "ds4_batch_sequences_bucket{model=\"ds4-tiny\",kind=\"decode\",le=\"+Inf\"} "
                     "3\n"
-                    "ds4_spec_accept_length_sum{model=\"ds4-tiny\",method=\"mtp\"} 103.5\n"
-                    "ds4_spec_accept_length_count{model=\"ds4-tiny\",method=\"mtp\"} 3\n");
+                    "ds4_batch_sequences_sum{model=\"ds4-tiny\",kind=\"decode\"} 2000003.5\n"
+                    "ds4_batch_sequences_count{model=\"ds4-tiny\",kind=\"decode\"} 3\n");
 }
 
 static void values_outside_the_lists_are_counted_not_shown(void **state)
@@ -151,11 +150,9 @@ static void info_texts_are_escaped(void **state)
 
     assert_int_equal(ds4_metrics_set_info(m, DS4_M_BUILD_INFO, -1, pairs, 1, NULL), 0);
     assert_int_equal(ds4_metrics_set_info(m, DS4_M_BUILD_INFO, -1, pairs, 2, NULL), 0);
-    assert_int_equal(ds4_metrics_set_info(m, DS4_M_WORKER_INFO, 2, pairs, 1, NULL), 0);
     assert_shows(m, "# TYPE ds4_build_info gauge\n"
                     "ds4_build_info{model=\"ds4-tiny\",version=\"0.1\",commit=\"a\\\"b\\\\c\\nd\"} "
                     "1\n# HELP");
-    assert_shows(m, "ds4_worker_info{model=\"ds4-tiny\",stage=\"2\",version=\"0.1\"} 1\n");
 }
 
 static void no_registry_means_no_metrics(void **state)
