@@ -1,8 +1,8 @@
 /* The pipe between stages: activations one hop forward, token records from the last stage to all.
  *
- * Two implementations behind one table: pipe_shm (POSIX shared memory ring on one host, futex waits)
- *; one over NCCL for GPU stages is to come.  One thread, the step thread, calls everything but abort().  Every wait
- * has a deadline and ends early when the peer dies or abort() is called; no call spins while idle. */
+ * A table, so that another transport can stand in; there is one: pipe_shm (POSIX shared memory ring on
+ * one host, futex waits).  One thread, the step thread, calls everything but abort().  Every wait has a
+ * deadline and ends early when the peer dies or abort() is called; no call spins while idle. */
 #ifndef DS4_WORKER_PIPE_H
 #define DS4_WORKER_PIPE_H
 
