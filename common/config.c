@@ -528,13 +528,16 @@ static void print_double(struct ds4_buf *out, double value)
 {
     char text[32];
 
-    /* The shortest text that reads back the same. */
+    /* The shortest text that reads back the same; libConfuse takes a bare "1e+02" for "1e += 02". */
     for (int digits = 1; digits <= 17; digits++) {
         (void)snprintf(text, sizeof(text), "%.*g", digits, value);
         if (strtod(text, NULL) == value)
             break;
     }
-    (void)ds4_buf_append_text(out, text);
+    for (const char *c = text; *c != '\0'; c++) {
+        if (*c != '+')
+            (void)ds4_buf_append_byte(out, (unsigned char)*c);
+    }
 }
 
 static void print_value(const struct ds4_config *config, const struct ds4_setting *row,

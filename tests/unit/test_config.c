@@ -236,12 +236,14 @@ static void what_is_printed_loads_back(void **state)
     assert_int_equal(ds4_config_set(config, "model.path", "a\"b\\c${HOME}\n\xc3\xa9 'x'", NULL), 0);
     assert_int_equal(ds4_config_set(config, "cluster.partition", "15,15,13", NULL), 0);
     assert_int_equal(ds4_config_set(config, "sampling.top_p", "0.123456789012345", NULL), 0);
+    assert_int_equal(ds4_config_set(config, "sampling.temperature", "1e2", NULL), 0);
     assert_int_equal(ds4_config_set(config, "model.release", "v41", NULL), 0);
     assert_int_equal(ds4_config_print(config, &first), 0);
     assert_int_equal(ds4_config_init(&again, NULL), 0);
     assert_int_equal(ds4_config_parse(&again, ds4_buf_view(&first), "printed", NULL), 0);
     assert_string_equal(again.model.path, config->model.path);
     assert_true(again.sampling.top_p == 0.123456789012345);
+    assert_true(again.sampling.temperature == 100); /* %g says 1e+02, which did not read back */
     assert_int_equal(ds4_config_print(&again, &second), 0);
     assert_string_equal(first.ptr, second.ptr);
     ds4_config_deinit(&again);
