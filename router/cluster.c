@@ -96,6 +96,23 @@ static struct ds4_worker *find_returned(struct ds4_cluster *c, const struct ds4_
     return w;
 }
 
+/* Two processes for one stage: the older one would wait for ever for work that never comes. */
+static void turn_away(struct ds4_cluster *c, const struct ds4_peer *from)
+{
+    const struct ds4_worker *w;
+    char why[128];
+
+    if (from->stage < 0 || from->stage >= c->config.n_stage)
+        return;
+    w = &c->worker[from->stage];
+    if (!w->present || memcmp(w->peer.boot_id, from->boot_id, DS4_ID_BYTES) == 0)
+        return;
+    snprintf(why, sizeof(why), "stage %d is another process now: pid %" PRId64 " on %.64s",
+             from->stage, w->hello.pid, w->hello.host);
+    ds4_log(DS4_LOG_WARN, "worker.refused", "stage=%d reason=\"%s\"", from->stage, why);
+    c->port.send_refused(c->port.owner, from, why);
+}
+
 /* ---- losing a generation ------------------------------------------------------------------------- */
 
 /* Ends formation or generation, whichever there is. */
@@ -330,8 +347,10 @@ void ds4_cluster_health(struct ds4_cluster *c, const struct ds4_peer *from,
 
     if (w == NULL)
         w = find_returned(c, from);
-    if (w == NULL)
+    if (w == NULL) {
+        turn_away(c, from);
         return;
+    }
     w->heard_ns = now_ns;
     w->health = *health;
     w->health.stage = from->stage;

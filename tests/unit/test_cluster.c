@@ -380,6 +380,26 @@ static void goodbye_and_another_boot_are_losses_too(void **state)
     end(&w, decode, prefill);
 }
 
+static void a_worker_whose_stage_another_process_took_is_told_to_leave(void **state)
+{
+    struct ds4_rig_client *decode, *prefill;
+    struct ds4_health health = {.stage = 2, .state = DS4_WORKER_IDLE, .step_no = -1};
+    struct ds4_peer old;
+    struct world w;
+
+    (void)state;
+    begin(&w, &decode, &prefill);
+    old = w.peer[2];
+    reboot(&w, 2);
+    assert_recovers(&w, decode, prefill, 2);
+    assert_int_equal(w.n_refused, 0);
+    ds4_cluster_health(w.cluster, &old, &health, w.rig.now_ns);
+    assert_int_equal(w.n_refused, 1);
+    assert_non_null(strstr(w.why, "stage 2 is another process now"));
+    assert_true(look(&w)->ready);
+    end(&w, decode, prefill);
+}
+
 static void a_stuck_step_ends_the_generation(void **state)
 {
     struct ds4_rig_client *decode, *prefill;
@@ -601,6 +621,7 @@ int main(void)
         cmocka_unit_test(a_worker_that_was_silent_and_speaks_again_is_taken_back),
         cmocka_unit_test(a_cut_connection_is_noticed_without_waiting_for_heartbeats),
         cmocka_unit_test(goodbye_and_another_boot_are_losses_too),
+        cmocka_unit_test(a_worker_whose_stage_another_process_took_is_told_to_leave),
         cmocka_unit_test(a_stuck_step_ends_the_generation),
         cmocka_unit_test(a_contradicting_record_ends_the_generation),
         cmocka_unit_test(records_of_strangers_and_old_generations_are_dropped),
