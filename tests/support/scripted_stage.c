@@ -75,6 +75,7 @@ static void clear(struct ds4_scripted_stage *stage)
 {
     for (int32_t s = 0; s < stage->form.n_slots; s++) {
         DS4_VEC_DEINIT(&stage->slot[s].hash);
+        DS4_VEC_DEINIT(&stage->slot[s].token);
         free(stage->slot[s].block);
     }
     free(stage->slot);
@@ -98,6 +99,8 @@ void ds4_scripted_form(struct ds4_scripted_stage *stage, const struct ds4_form *
         .check_cells = true,
         .err = err,
         .last_close = -1,
+        .next = stage->next,
+        .next_owner = stage->next_owner,
     };
     stage->slot = calloc((size_t)form->n_slots, sizeof(*stage->slot));
     stage->cell = calloc((size_t)form->n_blocks * DS4_BLOCK_TOK, sizeof(*stage->cell));
@@ -157,6 +160,7 @@ static void close_and_open(struct ds4_scripted_stage *stage, const struct ds4_st
         if (!slot->open) {
             slot->hi = 0;
             slot->hash.len = 0;
+            slot->token.len = 0;
             if (DS4_VEC_PUSH(&slot->hash, 1) != 0)
                 abort();
         }
@@ -186,8 +190,11 @@ static void truncate_to(struct ds4_scripted_stage *stage, struct ds4_scripted_sl
         object(stage, "base above the position", step, base, pos);
     else if (base < pos && base != 0 && slot->hi - base > stage->hot_window_tok)
         object(stage, "cut below the hot window", step, base, slot->hi);
-    else
+    else {
         slot->hash.len = (size_t)base + 1;
+        if (stage->next != NULL)
+            slot->token.len = (size_t)base;
+    }
     if (stage->check_cells)
         for (int32_t p = 0; p < base && p < pos; p++)
             if (*cell_of(stage, slot, p) != slot->hash.ptr[p + 1]) {
@@ -210,9 +217,10 @@ static void sample(struct ds4_scripted_stage *stage, struct ds4_scripted_slot *s
                    struct ds4_token_entry *out, int64_t step)
 {
     int32_t pos = (int32_t)slot->hash.len - 1;
-    int32_t token = pick_token(stage->vocab, slot->hash.ptr[pos]);
+    int32_t token = stage->next != NULL ? stage->next(stage->next_owner, slot)
+                                        : pick_token(stage->vocab, slot->hash.ptr[pos]);
 
-    if (slot->seq == stage->nonfinite_seq) {
+    if (slot->seq == stage->nonfinite_seq || token < 0) {
         stage->nonfinite_seq = 0;
         slot->ended_at = step;
         out->flags = DS4_TOKEN_NONFINITE | DS4_TOKEN_ENDED;
@@ -264,7 +272,8 @@ static void run_entry(struct ds4_scripted_stage *stage, const struct ds4_step *s
         int32_t token = entry->from_step >= 0 ? slot->sampled : step->token[entry->first_tok + t];
         uint64_t h = mix(slot->hash.ptr[slot->hash.len - 1], token);
 
-        if (DS4_VEC_PUSH(&slot->hash, h) != 0)
+        if (DS4_VEC_PUSH(&slot->hash, h) != 0 ||
+            (stage->next != NULL && DS4_VEC_PUSH(&slot->token, token) != 0))
             abort();
         *cell_of(stage, slot, pos) = h;
         stage->n_rows++;

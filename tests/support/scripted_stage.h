@@ -22,6 +22,7 @@ struct ds4_scripted_slot {
     uint32_t epoch;
     struct ds4_seq_open how;
     DS4_VEC(uint64_t) hash; /* [n + 1]: hash[p] after p tokens */
+    DS4_VEC(int32_t) token; /* [n], kept only for `next` */
     int32_t hi;
     int32_t n_block;
     int32_t *block;     /* [blocks of the context] */
@@ -45,8 +46,12 @@ struct ds4_scripted_stage {
     int32_t fail_sends;     /* > 0: that many sends fail */
     uint64_t nonfinite_seq; /* the next row of this sequence is not finite; 0 = none */
     uint64_t n_rows;        /* rows executed */
-    uint64_t n_skipped;     /* no-op entries */
-    int64_t last_close;     /* step of the newest close */
+    /* Replaces the hash as the model: the token that follows slot->token, or -1 for a row that is not
+     * finite.  NULL = the hash.  Kept by ds4_scripted_form. */
+    int32_t (*next)(void *owner, const struct ds4_scripted_slot *slot);
+    void *next_owner;
+    uint64_t n_skipped; /* no-op entries */
+    int64_t last_close; /* step of the newest close */
 };
 
 /* Joins a generation, forgetting everything of the one before.  Zero the struct first. */

@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""Failures in every dialect, made by a scripted stage: what a client sees when the model misbehaves, a worker
+dies or stays silent, the queue is full, the prompt too long, the router leaving."""
+
+import json
+import os
+import sys
+import threading
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+import e2e  # noqa: E402
+from scripted import DSML, ScriptedRig, calls  # noqa: E402
+
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FUNCTION = {"name": "get_weather", "description": "Weather.", "parameters": WEATHER}
+
+
+class Dialect:
+    """The same question in one dialect, and where its answers stand."""
+
+    def __init__(self, name, path, body, tools, code):
+        self.name, self.path, self.body, self.tools, self.code = name, path, body, tools, code
+
+    def ask(self, text, tools=False, **more):
+        body = self.body(text)
+        if tools:
+            body["tools"] = self.tools
+        return dict(body, **more)
+
+
+def by_message(text):
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 400}
+
+
+DIALECTS = [
+    Dialect("chat", "/v1/chat/completions", by_message,
+            [{"type": "function", "function": FUNCTION}], lambda e: e["error"]["code"]),
+    Dialect("responses", "/v1/responses", lambda text: {"input": text, "max_output_tokens": 400},
+            [dict(FUNCTION, type="function")],
+            lambda e: (e.get("response") or e)["error"]["code"]),
+    Dialect("messages", "/v1/messages", by_message,
+            [{"name": "get_weather", "description": "Weather.", "input_schema": WEATHER}],
+            lambda e: e["error"]["type"]),
+    Dialect("completions", "/v1/completions", lambda text: {"prompt": text, "max_tokens": 400}, None,
+            lambda e: e["error"]["code"]),
+]
+SCRIPT = {"rules": [
+    {"contains": "die in prefill", "prefill_ms": 200, "die_at": 0, "text": "never"},
+    {"contains": "die in decode", "die_at": 6, "step_ms": 20, "text": "one two three ", "repeat": True},
+    {"contains": "not finite", "nan_at": 5, "text": "one two three ", "repeat": True},
+    {"contains": "slowly", "step_ms": 20, "text": "one two three ", "repeat": True},
+    {"contains": "hang", "hang_at": 4, "text": "one two three ", "repeat": True},
+    {"last": "two calls", "thinking": "Both.", "text": "Looking." + calls(
+        ("get_weather", {"city": "Paris"}), ("get_weather", {"city": "Oslo"}))},
+    {"last": "unclosed", "text": "Well." + calls(("get_weather", {"city": "Rome"}))[:-30]},
+    {"last": "bare", "text": "<%sinvoke name=\"get_weather\">\n<%sparameter name=\"city\" string=\"true\">"
+     "Bonn</%sparameter>\n</%sinvoke>" % (DSML, DSML, DSML, DSML)},
+    {"text": "PONG"}]}
+
+
+def tool_calls(dialect, answer):
+    """(name, arguments) of a whole answer."""
+    if dialect.name == "chat":
+        return [(c["function"]["name"], json.loads(c["function"]["arguments"]))
+                for c in answer["choices"][0]["message"].get("tool_calls", [])]
+    if dialect.name == "responses":
+        return [(c["name"], json.loads(c["arguments"]))
+                for c in answer["output"] if c["type"] == "function_call"]
+    return [(c["name"], c["input"]) for c in answer["content"] if c["type"] == "tool_use"]
+
+
+class Scripted(unittest.TestCase):
+    settings = {"sched": {"max_seqs": 1, "queue_max": 1}, "model": {"context": 2048},
+                "watchdog": {"step_s": 2}}
+
+    def setUp(self):
+        self.rig = ScriptedRig(SCRIPT, self.settings)
+        self.rig.start()
+
+    def tearDown(self):
+        statuses = self.rig.stop()
+        self.assertEqual({n: s for n, s in statuses.items() if s != 0}, {})
+
+    def frames(self, dialect, text):
+        return [(event, data if data == "[DONE]" else json.loads(data)) for event, data in
+                self.rig.stream(dialect.path, dialect.ask(text, stream=True)) if event != ":"]
+
+    def last_error(self, dialect, frames):
+        """The code of the error object that ends the stream; nothing after it says that all went well."""
+        if dialect.name in ("chat", "completions"):
+            self.assertEqual(frames.pop(), (None, "[DONE]"))
+            self.assertEqual([c["finish_reason"] for _, data in frames[:-1]
+                              for c in data["choices"] if c["finish_reason"]], [])
+        else:
+            self.assertEqual(frames[-1][0], {"responses": "response.failed", "messages": "error"}[dialect.name])
+        return dialect.code(frames[-1][1])
+
+    def inflight(self):
+        return "".join(line + "\n" for line in self.rig.request("GET", "/metrics")[2].decode().splitlines()
+                       if line.startswith("ds4_requests_inflight{"))
+
+    def restart(self):
+        if self.rig.workers[0] is not None:
+            self.rig.wait_worker_gone()
+        self.rig.start_worker(0)
+        self.rig.wait_ready()
+
+    def expect(self, dialect, openai, anthropic, frames):
+        self.assertEqual(self.last_error(dialect, frames),
+                         anthropic if dialect.name == "messages" else openai)
+
+    def test_two_calls_and_healed_ones_in_every_dialect(self):
+        for dialect in DIALECTS[:3]:
+            for text, cities in (("two calls", ["Paris", "Oslo"]), ("bare", ["Bonn"])):
+                with self.subTest(dialect=dialect.name, text=text):
+                    status, answer = self.rig.post(dialect.path, dialect.ask(text, tools=True))
+                    self.assertEqual(status, 200, answer)
+                    self.assertEqual(tool_calls(dialect, answer),
+                                     [("get_weather", {"city": city}) for city in cities])
+                    self.assertNotIn("DSML", json.dumps(answer, ensure_ascii=False))
+
+    def test_a_call_that_never_closes_does_not_leak_its_markup(self):
+        for dialect in DIALECTS[:3]:
+            with self.subTest(dialect=dialect.name):
+                status, answer = self.rig.post(dialect.path, dialect.ask("unclosed", tools=True))
+                self.assertEqual(status, 200, answer)
+                self.assertNotIn("DSML", json.dumps(answer, ensure_ascii=False))
+
+    def test_a_worker_that_dies_in_prefill_or_decode_is_an_error_object(self):
+        for dialect in DIALECTS:
+            for text in ("die in prefill", "die in decode"):
+                with self.subTest(dialect=dialect.name, text=text):
+                    if dialect.name == "completions" and text == "die in prefill":
+                        # Nothing was sent yet: completions has no opening frame.
+                        status, answer = self.rig.post(dialect.path, dialect.ask(text, stream=True))
+                        self.assertEqual((status, dialect.code(answer)), (503, "pipeline_restarted"))
+                    else:
+                        self.expect(dialect, "pipeline_restarted", "overloaded_error",
+                                    self.frames(dialect, text))
+                    status, headers, data = self.rig.request(
+                        "POST", dialect.path, dialect.ask("PONG"))
+                    self.assertEqual(status, 503, data)
+                    self.assertGreater(int(headers["retry-after"]), 0)
+                    self.restart()
+
+    def test_a_row_that_is_not_finite_is_an_error_object(self):
+        for dialect in DIALECTS:
+            with self.subTest(dialect=dialect.name):
+                self.expect(dialect, "internal_error", "api_error", self.frames(dialect, "not finite"))
+
+    def test_a_worker_that_falls_silent_is_given_up(self):
+        begin = time.monotonic()
+        self.expect(DIALECTS[0], "pipeline_restarted", None, self.frames(DIALECTS[0], "hang"))
+        self.assertLess(time.monotonic() - begin, 8)
+
+    def test_a_full_queue_is_429_with_retry_after(self):
+        slow = [threading.Thread(target=self.rig.post, args=(
+            DIALECTS[0].path, DIALECTS[0].ask("slowly", max_tokens=60)))
+                for _ in range(2)]
+        for thread in slow:
+            thread.start()
+        while not ('phase="queued"} 1' in self.inflight() and 'phase="decode"} 1' in self.inflight()):
+            time.sleep(0.01)
+        for dialect in DIALECTS:
+            with self.subTest(dialect=dialect.name):
+                status, headers, data = self.rig.request("POST", dialect.path, dialect.ask("PONG"))
+                self.assertEqual(status, 429, data)
+                self.assertGreater(int(headers["retry-after"]), 0)
+                self.assertIn("retry-after-ms", headers)
+                self.assertEqual(dialect.code(json.loads(data)),
+                                 "rate_limit_error" if dialect.name == "messages" else "queue_full")
+        for thread in slow:
+            thread.join()
+
+    def test_too_long_a_prompt_is_told_in_the_words_clients_look_for(self):
+        for dialect in DIALECTS:
+            with self.subTest(dialect=dialect.name):
+                status, answer = self.rig.post(dialect.path, dialect.ask("word " * 3000))
+                self.assertEqual(status, 400, answer)
+                self.assertRegex(answer["error"]["message"],
+                                 r"^prompt is too long: \d+ tokens > 2048 maximum$"
+                                 if dialect.name == "messages" else
+                                 r"^This model's maximum context length is 2048 tokens\. "
+                                 r"However, your prompt has \d+ tokens\.$")
+
+    def test_a_draining_router_finishes_what_runs_and_refuses_the_rest(self):
+        for dialect in DIALECTS[:1]:
+            frames = []
+            for event, data in self.rig.stream(dialect.path, dialect.ask(
+                    "slowly", stream=True, max_tokens=60)):
+                frames.append(data)
+                if len(frames) == 5:
+                    self.rig.router.terminate()
+            self.assertEqual(frames[-1], "[DONE]")
+            self.assertIn('"finish_reason":"length"', "".join(frames))
+            self.assertEqual(self.rig.router.wait(10), 0)
+
+
+class NeverReady(unittest.TestCase):
+    def test_a_stage_that_never_forms_is_503_loading(self):
+        rig = ScriptedRig({"never_ready": True})
+        try:
+            rig.start_router()
+            rig.start_worker(0)
+            deadline = time.monotonic() + 10
+            while True:
+                try:
+                    health = json.loads(rig.request("GET", "/health")[2])
+                    if health["stages"][0]["state"] == "forming":
+                        break
+                except (ConnectionError, KeyError, IndexError):
+                    pass
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.02)
+            for dialect in DIALECTS:
+                status, headers, data = rig.request("POST", dialect.path, dialect.ask("PONG"))
+                self.assertEqual(status, 503, data)
+                self.assertIn("retry-after", headers)
+                self.assertEqual(dialect.code(json.loads(data)),
+                                 "overloaded_error" if dialect.name == "messages" else "loading")
+        finally:
+            rig.stop()
+
+
+if __name__ == "__main__":
+    e2e.main()
