@@ -1,10 +1,12 @@
 # ds4: one Makefile, no configure step, no recursion.  `make help` lists the targets.
 #
 # Objects mirror sources under $(BUILD)/obj; every .c below a folder is picked up by wildcard.
-# CONFIG = release (default) | debug | asan | tsan | fuzz, each in its own tree build/<config>.
+# CONFIG = release (default) | debug | asan | tsan | fuzz, each in its own tree build/<config>; FAULTS=1
+# adds deliberate faults (common/fault.h), in build/<config>-faults.
 
 CONFIG      ?= release
-BUILD        = build/$(CONFIG)
+FAULTS      ?=
+BUILD        = build/$(CONFIG)$(if $(FAULTS),-faults)
 PREFIX      ?= /usr
 DESTDIR     ?=
 MARCH       ?= x86-64-v2
@@ -46,13 +48,15 @@ PKGS   := libh2o libuv libzmq libprotobuf-c jansson libconfuse libutf8proc libxx
 PKG_CFLAGS := $(subst -I,-isystem ,$(shell pkg-config --cflags $(PKGS) 2>/dev/null))
 CFLAGS_ALL := -std=c11 -D_GNU_SOURCE -g $(OPT_$(CONFIG)) $(WARN) $(if $(WERROR),-Werror) \
               -march=$(MARCH) -ffp-contract=off -fno-common -fstack-protector-strong -pthread -I. \
-              -isystem $(BUILD)/gen $(PKG_CFLAGS) -DDS4_VERSION='"$(VERSION)"' $(CFLAGS)
+              -isystem $(BUILD)/gen $(PKG_CFLAGS) -DDS4_VERSION='"$(VERSION)"' $(if $(FAULTS),-DDS4_FAULTS) \
+              $(CFLAGS)
 LDFLAGS_ALL := $(OPT_$(CONFIG)) -pthread $(LDFLAGS)
 
 # sm_80 with its PTX, which newer cards run; CUDA_SM90=1 adds native code for them.
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -gencode 'arch=compute_80,code=[sm_80,compute_80]' \
               $(if $(CUDA_SM90),-gencode arch=compute_90$(comma)code=sm_90) -fmad=$(NVCC_FMAD) \
-              -Xcompiler=-Wall$(if $(WERROR),$(comma)-Werror) -I. $(NVCCFLAGS)
+              -Xcompiler=-Wall$(if $(WERROR),$(comma)-Werror) -I. $(if $(FAULTS),-DDS4_FAULTS) \
+              $(NVCCFLAGS)
 
 lib = $(shell pkg-config --libs $(1) 2>/dev/null)
 LIBS_common := $(call lib,libconfuse jansson libxxhash libsystemd) -lm
@@ -86,13 +90,13 @@ obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 ARCHIVES := $(foreach f,router worker kernels proto common,$(BUILD)/lib/lib$(f).a)
 BINS     := $(addprefix $(BUILD)/bin/,ds4-router ds4-worker ds4-text ds4-gguf)
 UNIT     := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c tests/kernels/test_*.c))
-E2E      := $(sort $(wildcard tests/e2e/test_*.py))
+E2E      := $(sort $(wildcard tests/e2e/test_*.py)) # faults.py: see check-faults
 FUZZERS  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 # What speaks the workers' wire without a model; the end-to-end tests start it.
 SCRIPTED := $(BUILD)/tests/programs/ds4_scripted
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(wildcard bench/bench_*.c))
 
-.PHONY: help all deps deps-dev check check-unit check-quick check-fuzz check-e2e bench fuzz format gpu \
+.PHONY: help all deps deps-dev check check-unit check-quick check-fuzz check-e2e check-faults bench fuzz format gpu \
         lint install example demo soak clean tests always
 .SECONDARY:
 .DELETE_ON_ERROR:
@@ -233,6 +237,10 @@ check-fuzz: $(FUZZERS) ## replay the corpora
 	@tests/run.sh $(CONFIG) $(FUZZERS)
 check-e2e: $(BINS) $(SCRIPTED) ## end-to-end tests only
 	@tests/run.sh $(CONFIG) $(E2E)
+# Unit tests that inject faults, and the same over whole rigs.
+FAULT_TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(shell grep -l '"common/fault.h"' tests/unit/*.c))
+check-faults: $(FAULT_TESTS) $(BINS) ## with FAULTS=1: what each deliberate fault leads to
+	@tests/run.sh $(CONFIG)$(if $(FAULTS),-faults) $(FAULT_TESTS) tests/e2e/faults.py
 soak: $(BINS) ## concurrent streams for SOAK_SECONDS
 	python3 tests/e2e/test_streams.py --config $(CONFIG) --seconds $(SOAK_SECONDS)
 

@@ -2,7 +2,7 @@
  * their own (fake time, no sleeps). */
 #include "common/clock.h"
 
-#include <time.h>
+#include "common/fault.h"
 
 static int64_t read_clock_ns(clockid_t id)
 {
@@ -19,7 +19,11 @@ int64_t ds4_clock_ns(void)
 
 int64_t ds4_clock_unix_ns(void)
 {
-    return read_clock_ns(CLOCK_REALTIME);
+    int64_t now_ns = read_clock_ns(CLOCK_REALTIME);
+
+    if (DS4_FAULT_POINT(CLOCK_JUMP))
+        now_ns -= 3600 * DS4_NS_PER_SEC;
+    return now_ns;
 }
 
 struct ds4_deadline ds4_deadline_in_ms(int64_t ms)
@@ -34,6 +38,12 @@ struct ds4_deadline ds4_deadline_in_ms(int64_t ms)
 bool ds4_deadline_passed(struct ds4_deadline deadline)
 {
     return deadline.at_ns != INT64_MAX && ds4_clock_ns() >= deadline.at_ns;
+}
+
+struct timespec ds4_deadline_timespec(struct ds4_deadline deadline)
+{
+    return (struct timespec){.tv_sec = (time_t)(deadline.at_ns / DS4_NS_PER_SEC),
+                             .tv_nsec = (long)(deadline.at_ns % DS4_NS_PER_SEC)};
 }
 
 int32_t ds4_deadline_left_ms(struct ds4_deadline deadline)

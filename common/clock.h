@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
 
 #define DS4_NS_PER_MS  INT64_C(1000000)
 #define DS4_NS_PER_SEC INT64_C(1000000000)
@@ -19,6 +20,8 @@ struct ds4_deadline {
 
 struct ds4_deadline ds4_deadline_in_ms(int64_t ms); /* ms < 0: never */
 bool ds4_deadline_passed(struct ds4_deadline deadline);
+/* For what waits until a time of CLOCK_MONOTONIC. */
+struct timespec ds4_deadline_timespec(struct ds4_deadline deadline);
 /* Milliseconds left, rounded up, 0 when passed, clamped to INT32_MAX. */
 int32_t ds4_deadline_left_ms(struct ds4_deadline deadline);
 

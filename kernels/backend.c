@@ -2,6 +2,8 @@
  * CUDA is built in. */
 #include "kernels/backend.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 extern const struct ds4_backend ds4_backend_cpu;
@@ -18,6 +20,25 @@ const struct ds4_backend *ds4_backend_find(const char *name)
         return &ds4_backend_cuda;
 #endif
     return NULL;
+}
+
+const char *volatile ds4_backend_kernel = "none";
+static ds4_device_fault_fn fault_hook; /* set before the first operation, then only read */
+
+void ds4_backend_on_fault(ds4_device_fault_fn hook)
+{
+    fault_hook = hook;
+}
+
+void ds4_backend_fault(const char *file, int line, const char *what, const char *why)
+{
+    struct ds4_device_fault fault = {file, line, what, why, ds4_backend_kernel};
+
+    if (fault_hook != NULL)
+        fault_hook(&fault);
+    fprintf(stderr, "%s:%d: %s: %s (kernel launched last: %s)\n", file, line, what, why,
+            fault.kernel);
+    abort();
 }
 
 size_t ds4_row_bytes(enum ds4_row_format format, int32_t d, int32_t d_rope)

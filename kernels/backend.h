@@ -26,6 +26,8 @@
 extern "C" {
 #endif
 
+#define DS4_NORETURN __attribute__((noreturn))
+
 struct ds4_device; /* opaque; one per worker */
 
 struct ds4_device_config {
@@ -352,6 +354,23 @@ struct ds4_backend {
 
 /* "cpu" or "cuda"; NULL if not built in. */
 const struct ds4_backend *ds4_backend_find(const char *name);
+
+/* A device fault, and where our code noticed it: a device reports late, so `kernel`, the one launched
+ * last, is a hint.  Must not return. */
+struct ds4_device_fault {
+    const char *file;
+    int line;
+    const char *what; /* the call */
+    const char *why;  /* its error */
+    const char *kernel;
+};
+typedef void (*ds4_device_fault_fn)(const struct ds4_device_fault *fault);
+/* Called for every fault from now on; without it the text goes to stderr and the process aborts. */
+void ds4_backend_on_fault(ds4_device_fault_fn hook);
+/* For backends: a fault ends the process. */
+DS4_NORETURN void ds4_backend_fault(const char *file, int line, const char *what, const char *why);
+/* For backends: the newest kernel's name, a literal. */
+extern const char *volatile ds4_backend_kernel;
 
 #ifdef __cplusplus
 }

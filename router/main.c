@@ -1,5 +1,6 @@
 /* ds4-router: arguments, settings, then the app. */
 #include "common/config.h"
+#include "common/fault.h"
 #include "common/log.h"
 #include "common/service.h"
 #include "router/app.h"
@@ -117,7 +118,7 @@ int main(int argc, char **argv)
         ds4_log(DS4_LOG_ERROR, "router.settings", "error=\"%s\"", err.msg);
         return DS4_EXIT_CONFIG;
     }
-    if (load(&a, &config, &err) != 0) {
+    if (ds4_fault_init(DS4_FAULT_ROUTER, &err) != 0 || load(&a, &config, &err) != 0) {
         ds4_log(DS4_LOG_ERROR, "router.settings", "error=\"%s\"", err.msg);
     } else {
         ds4_log_set_level((enum ds4_log_level)config.log.level);

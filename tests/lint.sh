@@ -181,6 +181,15 @@ metrics_fed() {
     done
 }
 
+# A fault that no code has would make a test of it pass.
+faults_placed() {
+    local name
+    grep -oE '^ *X\([A-Z_0-9]+' common/fault.h | sed 's/.*(//' | grep -vx NAME | while read -r name; do
+        product | grep -v '^common/fault\.h$' | xargs grep -qw "DS4_FAULT_POINT($name)" ||
+            echo "common/fault.h: $name is nowhere"
+    done
+}
+
 # Longest files first, so that the two runs end together.
 tidy() {
     local skip='^$'
@@ -202,6 +211,7 @@ rule banned banned_calls
 rule getenv no_getenv
 rule cuda-macro cuda_macro
 rule metrics metrics_fed
+rule faults faults_placed
 rule todo no_todo
 rule nolint nolint_reason
 rule typedef no_struct_typedef

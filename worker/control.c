@@ -10,6 +10,7 @@
 #include "worker/control.h"
 
 #include "common/clock.h"
+#include "common/fault.h"
 #include "common/log.h"
 #include "common/service.h"
 #include "proto/codec.h"
@@ -282,6 +283,8 @@ static void take_frame(struct control *c, const struct ds4_frame *frame)
     c->welcomed = true;
     if (!ds4_frame_admit(&c->gate, frame))
         return;
+    if (frame->kind == DS4_FRAME_STEP && DS4_FAULT_POINT(STEP_MSG_DROP))
+        return;
     switch (frame->kind) {
     case DS4_FRAME_FORM:
         take_form(c);
@@ -307,14 +310,29 @@ static void take_frame(struct control *c, const struct ds4_frame *frame)
     }
 }
 
+/* Only in a build with faults: another message like this one, of the generation before or the same. */
+static void inject_frames(struct control *c, const struct ds4_frame *frame)
+{
+    struct ds4_frame stale = *frame;
+
+    stale.generation--;
+    if (DS4_FAULT_POINT(STALE_EPOCH_MSG))
+        take_frame(c, &stale);
+    if (DS4_FAULT_POINT(STEP_MSG_DUP))
+        take_frame(c, frame);
+}
+
 static void take_frames(struct control *c)
 {
     struct ds4_frame frame;
     struct ds4_err err = {0};
     int rc = 0;
 
-    while (!c->done && (rc = ds4_wbus_recv(c->bus, &frame, &c->in, &err)) > 0)
+    while (!c->done && (rc = ds4_wbus_recv(c->bus, &frame, &c->in, &err)) > 0) {
+        if (frame.kind == DS4_FRAME_STEP)
+            inject_frames(c, &frame);
         take_frame(c, &frame);
+    }
     if (!c->done && rc < 0)
         ds4_fatal_leave(DS4_EXIT_PROTOCOL, "%s", err.msg);
 }
@@ -430,21 +448,18 @@ static void send_report(struct control *c, const struct ds4_fatal_report *report
 static void report_fatal(void *arg, const struct ds4_fatal_report *report)
 {
     struct control *c = arg;
-    struct timespec until;
+    struct timespec until = ds4_deadline_timespec(ds4_deadline_in_ms(2 * LINGER_MS));
     uint64_t one = 1;
 
     if (pthread_equal(pthread_self(), c->self)) {
         send_report(c, report);
         return;
     }
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += 2 * LINGER_MS * DS4_NS_PER_MS;
-    until.tv_sec += until.tv_nsec / DS4_NS_PER_SEC;
-    until.tv_nsec %= DS4_NS_PER_SEC;
     pthread_mutex_lock(&c->report_lock);
     c->report = report;
     if (write(c->report_fd, &one, sizeof(one)) == sizeof(one))
-        while (!c->sent && pthread_cond_timedwait(&c->report_sent, &c->report_lock, &until) == 0)
+        while (!c->sent && pthread_cond_clockwait(&c->report_sent, &c->report_lock, CLOCK_MONOTONIC,
+                                                  &until) == 0)
             continue;
     pthread_mutex_unlock(&c->report_lock);
 }

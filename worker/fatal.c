@@ -8,6 +8,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/service.h"
+#include "kernels/backend.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -34,8 +35,15 @@ static struct {
     void *report_arg;
 } fatal = {.leaving = ATOMIC_FLAG_INIT, .report_lock = PTHREAD_MUTEX_INITIALIZER};
 
+static void leave_at_fault(const struct ds4_device_fault *fault)
+{
+    ds4_fatal_leave(DS4_EXIT_DEVICE, "%s: %s at %s:%d, kernel launched last: %s", fault->what,
+                    fault->why, fault->file, fault->line, fault->kernel);
+}
+
 void ds4_fatal_init(int32_t stage)
 {
+    ds4_backend_on_fault(leave_at_fault);
     atomic_store(&fatal.stage, stage);
     atomic_store(&fatal.n_noted, 0);
 }

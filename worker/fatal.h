@@ -17,7 +17,7 @@
 /* Sends the report to the router; returns within half a second.  Called at most once. */
 typedef void (*ds4_fatal_report_fn)(void *arg, const struct ds4_fatal_report *report);
 
-/* Once, before the step thread runs. */
+/* Once, before the step thread runs.  From here on a device fault leaves with DS4_EXIT_DEVICE. */
 void ds4_fatal_init(int32_t stage);
 /* NULL stops reporting (its owner is going away). */
 void ds4_fatal_set_report(ds4_fatal_report_fn report, void *arg);

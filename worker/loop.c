@@ -538,9 +538,7 @@ enum next { NEXT_COMMAND, NEXT_DROP, NEXT_CHECK, NEXT_STOP };
 /* Sleeps until woken; in a generation not longer than check_ms.  False if that time passed. */
 static bool wait_locked(struct ds4_loop *loop)
 {
-    int64_t at_ns = ds4_clock_ns() + loop->config.check_ms * DS4_NS_PER_MS;
-    struct timespec at = {.tv_sec = (time_t)(at_ns / DS4_NS_PER_SEC),
-                          .tv_nsec = (long)(at_ns % DS4_NS_PER_SEC)};
+    struct timespec at = ds4_deadline_timespec(ds4_deadline_in_ms(loop->config.check_ms));
 
     if (loop->generation != 0 && loop->config.check_ms > 0)
         return pthread_cond_timedwait(&loop->wake, &loop->lock, &at) != ETIMEDOUT;

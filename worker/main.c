@@ -3,6 +3,7 @@
  * Exit codes are those of common/service.h; an error of settings, plan or model is 78, so that the
  * service manager does not restart what cannot work. */
 #include "common/config.h"
+#include "common/fault.h"
 #include "common/log.h"
 #include "common/service.h"
 #include "common/weights_file.h"
@@ -97,7 +98,8 @@ static int run(const struct arguments *arguments, struct ds4_config *config, str
     ds4_log_set_name(name);
     ds4_log_set_level(arguments->level_given ? arguments->level
                                              : (enum ds4_log_level)config->log.level);
-    if (ds4_worker_settings_fill(config, arguments->stage, &settings, err) ||
+    if (ds4_fault_init(arguments->stage, err) ||
+        ds4_worker_settings_fill(config, arguments->stage, &settings, err) ||
         ds4_weights_sigbus_install(err))
         return DS4_EXIT_CONFIG;
     if (arguments->check_config)

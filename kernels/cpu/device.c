@@ -2,6 +2,7 @@
  *
  * Operations finish before they return, so sync() has nothing to do.  Memory comes from anonymous
  * mappings: zeroed, page aligned, and resident only once it is touched. */
+#include "common/fault.h"
 #include "kernels/cpu/cpu.h"
 
 #include <sched.h>
@@ -260,6 +261,8 @@ static void cpu_begin(struct ds4_device *dev, const struct ds4_batch *batch)
 {
     (void)dev;
     (void)batch;
+    if (DS4_FAULT_POINT(CUDA_STICKY_ERROR))
+        ds4_backend_fault(__FILE__, __LINE__, "begin", "an injected fault");
 }
 
 extern const struct ds4_backend ds4_backend_cpu;

@@ -1,21 +1,23 @@
 /* Every CUDA, cuBLAS and launch result goes through here; any failure ends the process by design.
  *
  * After a device fault the context is poisoned and every later answer would be a lie, so the hook that
- * worker/fatal.c installs reports stage, layer and step and leaves.  Without a hook (tools, tests) the
- * text goes to stderr and the process aborts.  The one soft failure is memory at start-up, which
- * device.cu's alloc handles itself. */
+ * worker/fatal.c installs (ds4_backend_on_fault) reports stage, layer and step and leaves.  Without a
+ * hook (tools, tests) the text goes to stderr and the process aborts.  The one soft failure is memory
+ * at start-up, which context.cu's alloc handles itself. */
 #ifndef DS4_KERNELS_CUDA_CHECK_CUH
 #define DS4_KERNELS_CUDA_CHECK_CUH
+
+#include "kernels/backend.h"
 
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 
-/* Called with file, line, call and error text; must not return. */
-typedef void (*ds4_cuda_fatal_fn)(const char *file, int line, const char *what, const char *why);
-extern "C" void ds4_cuda_on_fatal(ds4_cuda_fatal_fn hook);
-
 /* `what` names the call, `why` the error; does not return. */
-[[noreturn]] void ds4_cuda_fatal(const char *file, int line, const char *what, const char *why);
+[[noreturn]] static inline void ds4_cuda_fatal(const char *file, int line, const char *what,
+                                               const char *why)
+{
+    ds4_backend_fault(file, line, what, why);
+}
 
 #define DS4_CUDA(call)                                                                             \
     do {                                                                                           \
@@ -34,6 +36,7 @@ extern "C" void ds4_cuda_on_fatal(ds4_cuda_fatal_fn hook);
 /* Launches and checks; an empty grid is no launch. */
 #define DS4_LAUNCH(kernel, grid, block, shmem, stream, ...)                                        \
     do {                                                                                           \
+        ds4_backend_kernel = #kernel;                                                              \
         kernel<<<(grid), (block), (shmem), (stream)>>>(__VA_ARGS__);                               \
         DS4_CUDA(cudaGetLastError());                                                              \
     } while (0)

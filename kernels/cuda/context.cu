@@ -3,26 +3,12 @@
  * Memory is taken once at start-up with plain cudaMalloc (no virtual-memory tricks, no managed memory),
  * zeroed, and freed together at close.  Uploads of weights go through the pageable path in large pieces:
  * the link, not the copy, is the limit at start-up. */
+#include "common/fault.h"
 #include "kernels/cuda/device.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static ds4_cuda_fatal_fn fatal_hook;
-
-void ds4_cuda_on_fatal(ds4_cuda_fatal_fn hook)
-{
-    fatal_hook = hook;
-}
-
-[[noreturn]] void ds4_cuda_fatal(const char *file, int line, const char *what, const char *why)
-{
-    if (fatal_hook != NULL)
-        fatal_hook(file, line, what, why);
-    fprintf(stderr, "%s:%d: %s: %s\n", file, line, what, why);
-    abort();
-}
 
 /* ---- open and close --------------------------------------------------------------------------- */
 
@@ -212,6 +198,17 @@ static void *put(struct ds4_device *dev, const void *host, size_t bytes, size_t 
     return dev->dev_batch + at;
 }
 
+/* What a wrong address in a kernel does: the fault of the faults build is a real one. */
+static __global__ void write_nowhere(volatile int *nowhere)
+{
+    *nowhere = 1;
+}
+
+static void break_device(struct ds4_device *dev)
+{
+    DS4_LAUNCH(write_nowhere, 1, 1, 0, dev->stream, (volatile int *)16);
+}
+
 static void cuda_begin(struct ds4_device *dev, const struct ds4_batch *b)
 {
     struct ds4_dev_entry entries[DS4_DEV_MAX_ENTRY];
@@ -219,6 +216,8 @@ static void cuda_begin(struct ds4_device *dev, const struct ds4_batch *b)
     size_t used = 0;
     int32_t n_block = 0;
 
+    if (DS4_FAULT_POINT(CUDA_STICKY_ERROR))
+        break_device(dev);
     if (b->n_tok > DS4_DEV_MAX_TOK || b->n_entry > DS4_DEV_MAX_ENTRY)
         ds4_cuda_fatal(__FILE__, __LINE__, "batch", "more rows or entries than a step may have");
     DS4_CUDA(cudaEventSynchronize(dev->batch_taken));

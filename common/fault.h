@@ -1,0 +1,57 @@
+/* Deliberate faults, for the build that has them (make FAULTS=1) and no other.
+ *
+ * The environment variable DS4_FAULT=<point>:<nth>:<stage> chooses one: the point acts the nth time the
+ * program comes by it (1 = the first) in the worker of that stage, or in the router if <stage> is
+ * "router".  "<nth>+" acts from then on every time.  Several are separated by commas.  A name that is
+ * not in the table stops the start: a test whose fault never happens must not pass.
+ *
+ *     if (DS4_FAULT_POINT(PART_BAD_CRC))
+ *         crc ^= 1;
+ *
+ * Without DS4_FAULTS the condition is the constant false, and nothing of this is in the program. */
+#ifndef DS4_COMMON_FAULT_H
+#define DS4_COMMON_FAULT_H
+
+#include "common/err.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* X(NAME, "name in DS4_FAULT").  Every point stands somewhere in the code (checked by lint). */
+#define DS4_FAULT_TABLE(X)                                                                         \
+    X(CLOCK_JUMP, "clock_jump") /* the clock of people and files leaps back an hour */             \
+    X(CUDA_STICKY_ERROR, "cuda_sticky_error") /* the device faults: exit 70 */                     \
+    X(STEP_MSG_DROP, "step_msg_drop")         /* a step never arrives: exit 72 at the next */      \
+    X(STEP_MSG_DUP, "step_msg_dup")           /* a step arrives twice: exit 72 */                  \
+    X(STALE_EPOCH_MSG, "stale_epoch_msg")     /* a step of another generation: dropped, counted */
+
+enum ds4_fault_point {
+#define DS4_FAULT_ENUM(name, text) DS4_FAULT_##name,
+    DS4_FAULT_TABLE(DS4_FAULT_ENUM)
+#undef DS4_FAULT_ENUM
+        DS4_FAULT_N_POINT
+};
+
+#define DS4_FAULT_ROUTER (-1) /* `stage` of the router */
+
+#ifdef DS4_FAULTS
+#define DS4_FAULT_POINT(name) ds4_fault_hit(DS4_FAULT_##name)
+
+/* Reads DS4_FAULT; once, before other threads.  DS4_E_INVALID if it is there and cannot be read. */
+int ds4_fault_init(int32_t stage, struct ds4_err *err) DS4_MUST_CHECK;
+/* The same from text, NULL = no faults; for tests. */
+int ds4_fault_set(const char *text, int32_t stage, struct ds4_err *err) DS4_MUST_CHECK;
+/* Counts this passage; true if the point acts.  Any thread. */
+bool ds4_fault_hit(enum ds4_fault_point point);
+#else
+#define DS4_FAULT_POINT(name) false
+
+static inline int ds4_fault_init(int32_t stage, struct ds4_err *err)
+{
+    (void)stage;
+    (void)err;
+    return 0;
+}
+#endif
+
+#endif
