@@ -107,6 +107,10 @@
     X(STAGE_WAIT, "ds4_stage_wait_seconds_total", COUNTER, NONE,                                   \
       DS4_STAGE ",on=recv|send|token|command", "Idle time by cause")                               \
     X(STAGE_STEPS, "ds4_stage_steps_total", COUNTER, NONE, DS4_STAGE, "Steps executed")            \
+    X(EXPERT_STEPS, "ds4_stage_expert_steps_total", COUNTER, NONE, DS4_STAGE,                      \
+      "Steps in which distinct experts were counted")                                              \
+    X(EXPERTS_TOUCHED, "ds4_stage_experts_touched_total", COUNTER, NONE, DS4_STAGE,                \
+      "Distinct experts in those steps, in the last layer of the stage")                           \
     X(STAGE_MEMORY, "ds4_stage_memory_bytes", GAUGE, NONE, DS4_STAGE ",kind=weights|kv|rss",       \
       "Memory of the stage")                                                                       \
     X(GENERATION, "ds4_generation", GAUGE, NONE, "", "Formations of the cluster so far")           \

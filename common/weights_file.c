@@ -3,10 +3,12 @@
  * gguf.c has checked every file alone; here the set is checked as a whole (equal counts, indices in
  * order, the announced total, no name twice) and the tables are merged.  Names are found by binary
  * search in a sorted index: a thousand names need no hash table, and no file can make it slow.
+ * A synthetic model is a set of one whose header lies in memory and whose data is generated on reading.
  * Invariant: every extent handed out lies inside the file as it was at open. */
 #include "common/weights_file.h"
 
 #include "common/log.h"
+#include "common/synth_gguf.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -35,6 +37,7 @@ struct ds4_weights_file {
     size_t n_tensor;
     struct ds4_tensor_info *tensor;
     const struct ds4_tensor_info **by_name;
+    struct ds4_synth_recipe *recipe; /* [n_tensor] of a synthetic model, else NULL */
 };
 
 /* ---- SIGBUS ------------------------------------------------------------------------------------ */
@@ -285,6 +288,99 @@ fail:
     return -1;
 }
 
+/* ---- synthetic models -------------------------------------------------------------------------- */
+
+/* The header in a memory file that is as long as the model would be: the rest is a hole nobody reads. */
+static int open_header(struct shard *shard, const struct ds4_synth *synth, struct ds4_err *err)
+{
+    const struct ds4_model_part all = ds4_model_all(&synth->shape);
+    struct ds4_buf header;
+    uint64_t data_bytes;
+    int rc = -1;
+
+    ds4_buf_init(&header, DS4_SYNTH_HEADER_MAX_BYTES);
+    if (ds4_synth_header(synth, &all, &header, &data_bytes, err) != 0)
+        goto out;
+    shard->fd = memfd_create("ds4-synth", MFD_CLOEXEC);
+    if (shard->fd < 0 || ftruncate(shard->fd, (off_t)(header.len + data_bytes)) != 0 ||
+        pwrite(shard->fd, header.ptr, header.len, 0) != (ssize_t)header.len) {
+        ds4_fail(err, DS4_E_IO, "could not keep a header of %zu bytes: %s", header.len,
+                 strerror(errno));
+        goto out;
+    }
+    rc = ds4_gguf_read(shard->fd, &shard->gguf, err);
+out:
+    ds4_buf_deinit(&header);
+    return rc;
+}
+
+struct recipe_walk {
+    struct ds4_weights_file *wf;
+    const struct ds4_synth *synth;
+    size_t at; /* the table lists tensors in the order of the catalogue */
+};
+
+static int add_recipe(void *arg, const struct ds4_tensor_want *want)
+{
+    struct recipe_walk *walk = arg;
+
+    ds4_synth_recipe_of(walk->synth->seed, want, walk->wf->tensor[walk->at].dtype,
+                        &walk->wf->recipe[walk->at]);
+    walk->at++;
+    return 0;
+}
+
+static int open_synth(struct ds4_weights_file *wf, const char *path, struct ds4_synth *synth,
+                      struct ds4_err *err)
+{
+    if (ds4_synth_parse(path, synth, err) != 0)
+        return -1;
+    wf->shard = calloc(1, sizeof(*wf->shard));
+    if (wf->shard == NULL)
+        return ds4_fail(err, DS4_E_NOMEM, "out of memory for a synthetic model");
+    wf->n_shard = 1;
+    wf->shard[0].fd = -1;
+    return open_header(&wf->shard[0], synth, err);
+}
+
+static int set_recipes(struct ds4_weights_file *wf, const struct ds4_synth *synth,
+                       struct ds4_err *err)
+{
+    const struct ds4_model_part all = ds4_model_all(&synth->shape);
+    struct recipe_walk walk = {wf, synth, 0};
+
+    wf->recipe = calloc(wf->n_tensor + 1, sizeof(*wf->recipe));
+    if (wf->recipe == NULL)
+        return ds4_fail(err, DS4_E_NOMEM, "out of memory for %zu recipes", wf->n_tensor);
+    return ds4_model_each_tensor(&synth->shape, &all, add_recipe, &walk);
+}
+
+/* Bytes [offset, offset + n) of a generated tensor: whole blocks straight to dst, cut ones aside. */
+static void generate(const struct ds4_synth_recipe *r, uint64_t offset, size_t n, uint8_t *dst)
+{
+    uint8_t block[DS4_SYNTH_MAX_BLOCK_BYTES];
+    size_t size = r->block_bytes;
+
+    while (n > 0) {
+        size_t skip = (size_t)(offset % size);
+        size_t part = n;
+
+        if (skip == 0 && n >= size) {
+            part = n / size * size;
+            ds4_synth_fill(r, offset / size, part / size, dst);
+        } else {
+            part = n < size - skip ? n : size - skip;
+            ds4_synth_fill(r, offset / size, 1, block);
+            memcpy(dst, block + skip, part);
+        }
+        dst += part;
+        offset += part;
+        n -= part;
+    }
+}
+
+/* ---- tables ------------------------------------------------------------------------------------ */
+
 static int compare_name(const void *a, const void *b)
 {
     const struct ds4_tensor_info *x = *(const struct ds4_tensor_info *const *)a;
@@ -336,17 +432,19 @@ struct ds4_weights_file *ds4_weights_open(const char *path, enum ds4_weights_acc
                                           struct ds4_err *err)
 {
     struct ds4_weights_file *wf = calloc(1, sizeof(*wf));
+    bool is_synth = ds4_synth_is_path(path);
+    struct ds4_synth synth;
 
     if (wf == NULL) {
         ds4_fail(err, DS4_E_NOMEM, "out of memory for a model file");
         return NULL;
     }
     wf->access = access;
-    if (open_set(wf, path, err)) {
+    if (is_synth ? open_synth(wf, path, &synth, err) : open_set(wf, path, err)) {
         ds4_weights_close(wf);
         return NULL;
     }
-    if (merge_tables(wf, err)) {
+    if (merge_tables(wf, err) || (is_synth && set_recipes(wf, &synth, err))) {
         ds4_err_wrap(err, "%s", base_name(path));
         ds4_weights_close(wf);
         return NULL;
@@ -370,10 +468,17 @@ void ds4_weights_close(struct ds4_weights_file *wf)
     free(wf->shard);
     free(wf->tensor);
     free(wf->by_name);
+    free(wf->recipe);
     free(wf);
 }
 
 /* ---- reading ----------------------------------------------------------------------------------- */
+
+const struct ds4_synth_recipe *ds4_weights_recipe(const struct ds4_weights_file *wf,
+                                                  const struct ds4_tensor_info *info)
+{
+    return wf->recipe == NULL ? NULL : &wf->recipe[info - wf->tensor];
+}
 
 const struct ds4_gguf *ds4_weights_meta(const struct ds4_weights_file *wf)
 {
@@ -453,6 +558,10 @@ int ds4_weights_read(const struct ds4_weights_file *wf, const struct ds4_tensor_
         return ds4_fail(err, DS4_E_INVALID,
                         "tensor %s: %zu bytes at %" PRIu64 " lie outside its %" PRIu64, info->name,
                         n, offset, info->bytes);
+    if (wf->recipe != NULL) {
+        generate(ds4_weights_recipe(wf, info), offset, n, to);
+        return 0;
+    }
     while (done < n) {
         got = pread(shard->fd, to + done, n - done, (off_t)(info->offset + offset + done));
         if (got < 0 && errno == EINTR)

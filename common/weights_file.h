@@ -4,6 +4,10 @@
  * that of the first file.  The object owns descriptors, mappings and metadata; every pointer obtained
  * from it is borrowed until ds4_weights_close.  After open it is read-only: any thread may use it.
  *
+ * "synth:SHAPE:QUANT:SEED" opens a synthetic model as if it were a file (common/synth.h): metadata and
+ * tensor table are those of the file that `ds4-gguf synth` would write, tensors are generated as they
+ * are read.  Nothing is stored, and nothing can be mapped.
+ *
  * A file that shrinks later: ds4_weights_read reports it as an error.  Through a mapping the kernel
  * sends SIGBUS instead, which no return value can express, so a program that uses DS4_WEIGHTS_MMAP
  * calls ds4_weights_sigbus_install() once at start. */
@@ -11,6 +15,7 @@
 #define DS4_COMMON_WEIGHTS_FILE_H
 
 #include "common/gguf.h"
+#include "common/synth_block.h"
 
 #define DS4_WEIGHTS_MAX_SHARDS  1024
 #define DS4_WEIGHTS_EXIT_SIGBUS 78 /* "model error": restarting does not help */
@@ -28,6 +33,10 @@ struct ds4_weights_file *ds4_weights_open(const char *path, enum ds4_weights_acc
                                           struct ds4_err *err) DS4_MUST_CHECK;
 void ds4_weights_close(struct ds4_weights_file *wf); /* NULL is fine */
 
+/* How to make the tensor, for devices that generate it themselves; NULL for tensors of a file. */
+const struct ds4_synth_recipe *ds4_weights_recipe(const struct ds4_weights_file *wf,
+                                                  const struct ds4_tensor_info *info);
+
 /* Metadata of the first file; read it with the ds4_gguf_get_* functions. */
 const struct ds4_gguf *ds4_weights_meta(const struct ds4_weights_file *wf);
 int32_t ds4_weights_n_shard(const struct ds4_weights_file *wf);
@@ -40,7 +49,7 @@ size_t ds4_weights_n_tensor(const struct ds4_weights_file *wf);
 const struct ds4_tensor_info *ds4_weights_at(const struct ds4_weights_file *wf, size_t i);
 
 /* The tensor's bytes in the mapping (info->bytes of them, aligned to the file's alignment), or NULL:
- * DS4_E_BUG without a mapping, DS4_E_INVALID for a tensor of unknown size, DS4_E_IO if the file is
+ * DS4_E_BUG without a mapping (generated ones have none), DS4_E_INVALID for a tensor of unknown size, DS4_E_IO if the file is
  * now shorter than it was. */
 const void *ds4_weights_data(const struct ds4_weights_file *wf, const struct ds4_tensor_info *info,
                              struct ds4_err *err) DS4_MUST_CHECK;

@@ -52,7 +52,7 @@ class Rig:
     """Router plus `stages` workers.  `settings` are merged over the rig's own."""
 
     def __init__(self, model, stages=2, port=0, bin_dir="build/release/bin", settings=None):
-        self.model = os.path.abspath(model)
+        self.model = model if model.startswith("synth:") else os.path.abspath(model)
         self.stages = stages
         self.port = port or free_port()
         self.bin_dir = os.path.abspath(bin_dir)

@@ -16,6 +16,7 @@
 
 #include "common/choices.h"
 #include "common/err.h"
+#include "common/synth_block.h"
 #include "kernels/tensor.h"
 
 #include <stdbool.h>
@@ -272,6 +273,17 @@ struct ds4_route_args {
     float *weight;
 };
 
+/* How wide routing spreads: adds 1 to count[0] and to count[1] the number of distinct experts in the
+ * rows of active entries.   id [n_tok, n_used] i32, each < n_expert;  count [2] u64 device */
+#define DS4_SPREAD_MAX_EXPERTS 4096
+struct ds4_spread_args {
+    const struct ds4_batch *batch;
+    const int32_t *id;
+    int32_t n_used;
+    int32_t n_expert;
+    uint64_t *count;
+};
+
 /* Experts (paper 4.3): y = sum_e w2_e (silu(min(g, clamp)) * bound(u, -clamp, clamp) * weight_e) over
  * the chosen experts in ascending id, then the shared expert (no weight, own clamp).
  *   x, y [n_tok, d] f32;  gate, up [n_expert, d_expert, d];  down [n_expert, d, d_expert] */
@@ -327,6 +339,9 @@ struct ds4_backend {
     void (*upload)(struct ds4_device *dev, void *dst, const void *host_src, size_t bytes);
     void (*download)(struct ds4_device *dev, void *host_dst, const void *src, size_t bytes);
     void (*sync)(struct ds4_device *dev);
+    /* Start-up only: blocks [0, n_block) of a synthetic tensor to dst, the same bytes on every device. */
+    void (*synth)(struct ds4_device *dev, const struct ds4_synth_recipe *recipe, uint64_t n_block,
+                  void *dst);
 
     /* Scratch bytes the operations need below those limits; handed over once, before the first
      * operation. */
@@ -350,6 +365,7 @@ struct ds4_backend {
     void (*attention)(struct ds4_device *dev, const struct ds4_attention_args *a);
     void (*route)(struct ds4_device *dev, const struct ds4_route_args *a);
     void (*moe)(struct ds4_device *dev, const struct ds4_moe_args *a);
+    void (*spread)(struct ds4_device *dev, const struct ds4_spread_args *a);
 };
 
 /* "cpu" or "cuda"; NULL if not built in. */

@@ -588,6 +588,8 @@ int ds4_codec_encode_health(const struct ds4_health *health, struct ds4_buf *out
     wire.rss_bytes = h.rss_bytes;
     wire.weights_bytes = h.weights_bytes;
     wire.kv_bytes = h.kv_bytes;
+    wire.expert_steps = h.expert_steps;
+    wire.experts_touched = h.experts_touched;
     wire.message = put_text(h.message, sizeof(h.message));
     if (ds4_check_health(&h, err))
         return ds4_err_wrap(err, "health");
@@ -616,6 +618,8 @@ static int get_health(const Ds4__Wire__Health *wire, uint32_t generation, struct
         .rss_bytes = wire->rss_bytes,
         .weights_bytes = wire->weights_bytes,
         .kv_bytes = wire->kv_bytes,
+        .expert_steps = wire->expert_steps,
+        .experts_touched = wire->experts_touched,
     };
     if (get_text("message", wire->message, out->message, sizeof(out->message), err))
         return -1;

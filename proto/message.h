@@ -198,6 +198,8 @@ struct ds4_health {
     uint64_t rss_bytes;
     uint64_t weights_bytes;
     uint64_t kv_bytes;
+    uint64_t expert_steps;    /* steps in which experts were counted */
+    uint64_t experts_touched; /* distinct experts in them, of the stage's last layer */
     char message[128];
 };
 

@@ -206,6 +206,8 @@ static void export_stage(const struct ds4_cluster *c, const struct ds4_stage_vie
     ds4_metric_set(m, DS4_M_STAGE_WAIT, h->wait_token_seconds, stage, "token");
     ds4_metric_set(m, DS4_M_STAGE_WAIT, h->wait_command_seconds, stage, "command");
     ds4_metric_set(m, DS4_M_STAGE_STEPS, (double)h->steps_done, stage);
+    ds4_metric_set(m, DS4_M_EXPERT_STEPS, (double)h->expert_steps, stage);
+    ds4_metric_set(m, DS4_M_EXPERTS_TOUCHED, (double)h->experts_touched, stage);
     ds4_metric_set(m, DS4_M_NONFINITE_ROWS, (double)h->nonfinite_rows, stage, "target");
     if (!v->up) {
         /* Gauges nobody can vouch for any more are hidden, counters stay. */

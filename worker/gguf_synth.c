@@ -1,12 +1,11 @@
-/* Lays out a synthetic model and streams it to disk.
+/* Streams a synthetic model to disk.
  *
- * The header needs every offset, so the catalogue is walked twice: once for the tensor table, once for
- * the data, which is generated a few MiB at a time (a Flash layer is 2 GB).  The vocabulary is byte-level
- * with the special tokens where the real one has them: enough to encode any text, one byte per token. */
+ * common/synth_gguf.c lays out the header; here the catalogue is walked once more for the data, which is
+ * generated a few MiB at a time (a Flash layer is 2 GB). */
 #include "worker/gguf_synth.h"
 
 #include "common/buf.h"
-#include "common/utf8.h"
+#include "common/synth_gguf.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,298 +15,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define CHUNK_BYTES      ((size_t)4 << 20)
-#define HEADER_MAX_BYTES ((size_t)64 << 20)
-#define KEY_BYTES        128
-#define N_CONTROL        3 /* begin, end, padding: ids 0, 1, 2 */
-#define N_BYTES          256
-#define FILE_TYPE_MIXED  0 /* informational; readers go by tensor */
-
-/* Token types of the format. */
-enum { TOKEN_NORMAL = 1, TOKEN_CONTROL = 3, TOKEN_USER = 4, TOKEN_UNUSED = 5 };
+#define CHUNK_BYTES ((size_t)4 << 20)
 
 struct writer {
-    struct ds4_buf kv;
-    struct ds4_buf table;
-    uint32_t n_kv;
-    uint32_t n_tensor;
-    uint64_t data_bytes; /* padded extent so far */
-    uint64_t seed;
-    enum ds4_synth_quant quant;
+    const struct ds4_synth *synth;
     int fd;
-    uint64_t data_offset;
-    uint64_t next; /* offset of the next tensor while data is written */
+    uint64_t next; /* where the next tensor begins in the file */
     uint8_t *chunk;
     struct ds4_err *err;
 };
-
-/* ---- encoding ---------------------------------------------------------------------------------- */
-
-static void put(struct ds4_buf *out, uint64_t value, int n_bytes)
-{
-    for (int i = 0; i < n_bytes; i++)
-        (void)ds4_buf_append_byte(out, (char)(value >> (8 * i)));
-}
-
-static void put_text(struct ds4_buf *out, const char *text)
-{
-    put(out, strlen(text), 8);
-    (void)ds4_buf_append_text(out, text);
-}
-
-static void begin(struct writer *w, const char *key, enum ds4_gguf_type type)
-{
-    w->n_kv++;
-    put_text(&w->kv, key);
-    put(&w->kv, type, 4);
-}
-
-static void begin_array(struct writer *w, const char *key, enum ds4_gguf_type type, uint64_t n)
-{
-    begin(w, key, DS4_GGUF_ARRAY);
-    put(&w->kv, type, 4);
-    put(&w->kv, n, 8);
-}
-
-static void kv_text(struct writer *w, const char *key, const char *value)
-{
-    begin(w, key, DS4_GGUF_STRING);
-    put_text(&w->kv, value);
-}
-
-static void kv_u32(struct writer *w, const char *key, uint32_t value)
-{
-    begin(w, key, DS4_GGUF_U32);
-    put(&w->kv, value, 4);
-}
-
-static void kv_bool(struct writer *w, const char *key, bool value)
-{
-    begin(w, key, DS4_GGUF_BOOL);
-    put(&w->kv, value, 1);
-}
-
-static const char *model_key(char out[KEY_BYTES], const char *name)
-{
-    snprintf(out, KEY_BYTES, DS4_MODEL_ARCH ".%s", name);
-    return out;
-}
-
-static void model_u32(struct writer *w, const char *name, int32_t value)
-{
-    char key[KEY_BYTES];
-
-    kv_u32(w, model_key(key, name), (uint32_t)value);
-}
-
-static void model_f32(struct writer *w, const char *name, float value)
-{
-    char key[KEY_BYTES];
-
-    begin(w, model_key(key, name), DS4_GGUF_F32);
-    put(&w->kv, ds4_bits_from_f32(value), 4);
-}
-
-static void model_f32s(struct writer *w, const char *name, const float *v, int32_t n)
-{
-    char key[KEY_BYTES];
-
-    begin_array(w, model_key(key, name), DS4_GGUF_F32, (uint64_t)n);
-    for (int32_t i = 0; i < n; i++)
-        put(&w->kv, ds4_bits_from_f32(v[i]), 4);
-}
-
-static void model_i32s(struct writer *w, const char *name, const int32_t *v, int32_t n)
-{
-    char key[KEY_BYTES];
-
-    begin_array(w, model_key(key, name), DS4_GGUF_I32, (uint64_t)n);
-    for (int32_t i = 0; i < n; i++)
-        put(&w->kv, (uint32_t)v[i], 4);
-}
-
-/* ---- metadata ---------------------------------------------------------------------------------- */
-
-static void put_shape(struct writer *w, const struct ds4_model_shape *s)
-{
-    char key[KEY_BYTES];
-
-    model_u32(w, "block_count", s->n_layer);
-    model_u32(w, "context_length", s->context_tok);
-    model_u32(w, "embedding_length", s->d_model);
-    model_u32(w, "vocab_size", s->n_vocab);
-    model_u32(w, "attention.head_count", s->n_head);
-    model_u32(w, "attention.head_count_kv", 1);
-    model_u32(w, "attention.key_length", s->d_head);
-    model_u32(w, "attention.value_length", s->d_head);
-    model_u32(w, "attention.q_lora_rank", s->q_rank);
-    model_u32(w, "attention.output_lora_rank", s->o_rank);
-    model_u32(w, "attention.output_group_count", s->n_group);
-    model_u32(w, "attention.sliding_window", s->window_tok);
-    model_u32(w, "attention.indexer.head_count", s->n_index_head);
-    model_u32(w, "attention.indexer.key_length", s->d_index);
-    model_u32(w, "attention.indexer.top_k", s->index_topk);
-    model_i32s(w, "attention.compress_ratios", s->ratio, s->n_layer);
-    model_f32(w, "attention.compress_rope_freq_base", s->compress_rope_base);
-    model_f32(w, "attention.layer_norm_rms_epsilon", s->rms_eps);
-    model_u32(w, "rope.dimension_count", s->d_rope);
-    model_f32(w, "rope.freq_base", s->rope_base);
-    kv_text(w, model_key(key, "rope.scaling.type"), "yarn");
-    model_f32(w, "rope.scaling.factor", s->yarn_factor);
-    model_u32(w, "rope.scaling.original_context_length", s->yarn_orig_tok);
-    model_f32(w, "rope.scaling.yarn_beta_fast", s->yarn_beta_fast);
-    model_f32(w, "rope.scaling.yarn_beta_slow", s->yarn_beta_slow);
-    model_u32(w, "expert_count", s->n_expert[0]);
-    model_u32(w, "expert_used_count", s->n_expert_used);
-    model_u32(w, "expert_shared_count", s->n_shared);
-    model_u32(w, "expert_feed_forward_length", s->d_expert);
-    model_f32(w, "expert_weights_scale", s->route_scale);
-    kv_bool(w, model_key(key, "expert_weights_norm"), true);
-    model_u32(w, "expert_gating_func", DS4_GATING_SQRT_SOFTPLUS);
-    model_f32s(w, "swiglu_clamp_exp", s->clamp, s->n_layer);
-    model_f32s(w, "swiglu_clamp_shexp", s->clamp_shared, s->n_layer);
-    model_u32(w, "hash_layer_count", s->n_hash_layer);
-    model_u32(w, "hyper_connection.count", s->n_hyper);
-    model_u32(w, "hyper_connection.sinkhorn_iterations", s->sinkhorn_iters);
-    model_f32(w, "hyper_connection.epsilon", s->hyper_eps);
-    model_u32(w, "nextn_predict_layers", 0);
-}
-
-/* Special tokens at the ids of the checkpoint; `small` is where the test model has them, counted from
- * the end of its vocabulary. */
-static const struct special {
-    const char *text;
-    int32_t flash_id;
-    int32_t small_from_end;
-    int32_t type;
-} specials[] = {
-    {"<｜fim▁hole｜>", 128800, 11, TOKEN_USER},
-    {"<｜fim▁begin｜>", 128801, 10, TOKEN_USER},
-    {"<｜fim▁end｜>", 128802, 9, TOKEN_USER},
-    {"<｜User｜>", 128803, 16, TOKEN_USER},
-    {"<｜Assistant｜>", 128804, 15, TOKEN_USER},
-    {"<think>", 128821, 14, TOKEN_USER},
-    {"</think>", 128822, 13, TOKEN_USER},
-    {"｜DSML｜", 128825, 12, TOKEN_USER},
-    {"<｜latest_reminder｜>", 128828, 8, TOKEN_USER},
-    {"<｜action｜>", 128829, 7, TOKEN_USER},
-    {"<｜query｜>", 128830, 6, TOKEN_USER},
-    {"<｜authority｜>", 128831, 5, TOKEN_USER},
-    {"<｜domain｜>", 128832, 4, TOKEN_USER},
-    {"<｜title｜>", 128836, 3, TOKEN_USER},
-    {"<｜read_url｜>", 128845, 2, TOKEN_USER},
-};
-
-static const struct special *find_special(int32_t id, int32_t n_vocab)
-{
-    const struct special *last = &specials[sizeof(specials) / sizeof(specials[0]) - 1];
-    bool small = n_vocab <= last->flash_id;
-
-    for (const struct special *s = specials; s <= last; s++) {
-        if (id == (small ? n_vocab - s->small_from_end : s->flash_id))
-            return s;
-    }
-    return NULL;
-}
-
-/* The byte alphabet of byte-level BPE: printable bytes stand for themselves and come first, the others
- * follow from U+0100 on.  Writes the n-th symbol. */
-static void byte_symbol(int32_t n, char out[DS4_UTF8_MAX_BYTES + 1])
-{
-    static const struct {
-        uint32_t first;
-        int32_t count;
-    } runs[] = {{'!', 94}, {0xa1, 12}, {0xae, 82}, {0x100, 68}};
-    size_t len = 0;
-
-    for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]) && len == 0; i++) {
-        if (n < runs[i].count)
-            len = ds4_utf8_encode(runs[i].first + (uint32_t)n, out);
-        n -= runs[i].count;
-    }
-    out[len] = '\0';
-}
-
-static int32_t put_token(struct ds4_buf *out, int32_t id, int32_t n_vocab)
-{
-    static const char *const control[N_CONTROL] = {
-        "<｜begin▁of▁sentence｜>",
-        "<｜end▁of▁sentence｜>",
-        "<｜▁pad▁｜>",
-    };
-    const struct special *special = find_special(id, n_vocab);
-    char symbol[DS4_UTF8_MAX_BYTES + 1];
-    char filler[64];
-
-    if (id < N_CONTROL) {
-        put_text(out, control[id]);
-        return TOKEN_CONTROL;
-    }
-    if (id < N_CONTROL + N_BYTES) {
-        byte_symbol(id - N_CONTROL, symbol);
-        put_text(out, symbol);
-        return TOKEN_NORMAL;
-    }
-    if (special != NULL) {
-        put_text(out, special->text);
-        return special->type;
-    }
-    snprintf(filler, sizeof(filler), "<｜unused▁%" PRId32 "｜>", id);
-    put_text(out, filler);
-    return TOKEN_UNUSED;
-}
-
-static void put_vocab(struct writer *w, int32_t n_vocab)
-{
-    struct ds4_buf types;
-
-    ds4_buf_init(&types, HEADER_MAX_BYTES);
-    kv_text(w, "tokenizer.ggml.model", "gpt2");
-    kv_text(w, "tokenizer.ggml.pre", "joyai-llm");
-    begin_array(w, "tokenizer.ggml.tokens", DS4_GGUF_STRING, (uint64_t)n_vocab);
-    for (int32_t id = 0; id < n_vocab; id++)
-        put(&types, (uint32_t)put_token(&w->kv, id, n_vocab), 4);
-    begin_array(w, "tokenizer.ggml.token_type", DS4_GGUF_I32, (uint64_t)n_vocab);
-    w->kv.failed |= types.failed;
-    (void)ds4_buf_append_str(&w->kv, ds4_buf_view(&types));
-    begin_array(w, "tokenizer.ggml.merges", DS4_GGUF_STRING, 0);
-    kv_u32(w, "tokenizer.ggml.bos_token_id", 0);
-    kv_u32(w, "tokenizer.ggml.eos_token_id", 1);
-    kv_u32(w, "tokenizer.ggml.padding_token_id", 2);
-    kv_bool(w, "tokenizer.ggml.add_bos_token", false);
-    kv_bool(w, "tokenizer.ggml.add_eos_token", false);
-    ds4_buf_deinit(&types);
-}
-
-/* ---- tensors ----------------------------------------------------------------------------------- */
-
-static uint64_t tensor_blocks(const struct ds4_tensor_want *want, enum ds4_dtype dtype)
-{
-    return (uint64_t)(want->ne[0] / ds4_dtype_info(dtype)->block_elems * want->ne[1] * want->ne[2]);
-}
-
-static uint64_t align_up(uint64_t n)
-{
-    return (n + DS4_GGUF_ALIGNMENT - 1) / DS4_GGUF_ALIGNMENT * DS4_GGUF_ALIGNMENT;
-}
-
-static int list_tensor(void *arg, const struct ds4_tensor_want *want)
-{
-    struct writer *w = arg;
-    enum ds4_dtype dtype = ds4_synth_dtype(want->class, w->quant);
-    const struct ds4_dtype_info *info = ds4_dtype_info(dtype);
-
-    w->n_tensor++;
-    put_text(&w->table, want->name);
-    put(&w->table, (uint32_t)want->n_dims, 4);
-    for (int32_t d = 0; d < want->n_dims; d++)
-        put(&w->table, (uint64_t)want->ne[d], 8);
-    put(&w->table, info->gguf_type, 4);
-    put(&w->table, w->data_bytes, 8);
-    w->data_bytes =
-        align_up(w->data_bytes + tensor_blocks(want, dtype) * (uint64_t)info->block_bytes);
-    return 0;
-}
 
 static int write_at(int fd, const void *bytes, size_t n, uint64_t at, struct ds4_err *err)
 {
@@ -331,60 +47,37 @@ static int write_at(int fd, const void *bytes, size_t n, uint64_t at, struct ds4
 static int write_tensor(void *arg, const struct ds4_tensor_want *want)
 {
     struct writer *w = arg;
-    enum ds4_dtype dtype = ds4_synth_dtype(want->class, w->quant);
+    enum ds4_dtype dtype = ds4_synth_dtype(want->class, w->synth->quant);
     uint64_t block_bytes = (uint64_t)ds4_dtype_info(dtype)->block_bytes;
-    uint64_t n = tensor_blocks(want, dtype);
+    uint64_t n = ds4_synth_blocks(want, dtype);
     uint64_t per_chunk = CHUNK_BYTES / block_bytes;
+    struct ds4_synth_recipe recipe;
 
+    ds4_synth_recipe_of(w->synth->seed, want, dtype, &recipe);
     for (uint64_t at = 0; at < n; at += per_chunk) {
         uint64_t part = n - at < per_chunk ? n - at : per_chunk;
 
-        ds4_synth_fill(w->seed, want, dtype, at, part, w->chunk);
-        if (write_at(w->fd, w->chunk, (size_t)(part * block_bytes),
-                     w->data_offset + w->next + at * block_bytes, w->err))
+        ds4_synth_fill(&recipe, at, part, w->chunk);
+        if (write_at(w->fd, w->chunk, (size_t)(part * block_bytes), w->next + at * block_bytes,
+                     w->err))
             return -1;
     }
-    w->next = align_up(w->next + n * block_bytes);
+    w->next = ds4_synth_align(w->next + n * block_bytes);
     return 0;
 }
 
 /* ---- the file ---------------------------------------------------------------------------------- */
 
-static int build_header(struct writer *w, const struct ds4_gguf_synth *request,
-                        const struct ds4_model_shape *shape, const struct ds4_model_part *part,
-                        struct ds4_buf *out)
-{
-    kv_text(w, "general.architecture", DS4_MODEL_ARCH);
-    kv_text(w, "general.name", shape->name);
-    kv_u32(w, "general.file_type", FILE_TYPE_MIXED);
-    kv_u32(w, "general.quantization_version", 2);
-    kv_u32(w, "general.alignment", DS4_GGUF_ALIGNMENT);
-    kv_text(w, "ds4.synth.quant", request->quant);
-    begin(w, "ds4.synth.seed", DS4_GGUF_U64);
-    put(&w->kv, request->seed, 8);
-    kv_u32(w, "ds4.synth.first_layer", (uint32_t)part->first_layer);
-    kv_u32(w, "ds4.synth.last_layer", (uint32_t)part->end_layer - 1);
-    put_shape(w, shape);
-    put_vocab(w, shape->n_vocab);
-    ds4_model_each_tensor(shape, part, list_tensor, w);
-    put(out, DS4_GGUF_MAGIC, 4);
-    put(out, DS4_GGUF_VERSION, 4);
-    put(out, w->n_tensor, 8);
-    put(out, w->n_kv, 8);
-    if (ds4_buf_check(&w->kv, "metadata", w->err) || ds4_buf_check(&w->table, "table", w->err))
-        return -1;
-    (void)ds4_buf_append_str(out, ds4_buf_view(&w->kv));
-    (void)ds4_buf_append_str(out, ds4_buf_view(&w->table));
-    return ds4_buf_check(out, "header", w->err);
-}
-
-static int check_request(const struct ds4_gguf_synth *request, struct ds4_model_shape *shape,
+static int check_request(const struct ds4_gguf_synth *request, struct ds4_synth *synth,
                          struct ds4_model_part *part, struct ds4_err *err)
 {
+    const struct ds4_model_shape *shape = &synth->shape;
     int32_t last;
 
-    if (ds4_synth_shape(request->shape, shape, err))
+    if (ds4_synth_quant(request->quant, &synth->quant, err) ||
+        ds4_synth_shape(request->shape, &synth->shape, err))
         return -1;
+    synth->seed = request->seed;
     last = request->last_layer < 0 ? shape->n_layer - 1 : request->last_layer;
     if (request->first_layer < 0 || request->first_layer > last || last >= shape->n_layer)
         return ds4_fail(err, DS4_E_INVALID,
@@ -397,15 +90,15 @@ static int check_request(const struct ds4_gguf_synth *request, struct ds4_model_
     return 0;
 }
 
-static int write_file(struct writer *w, const struct ds4_buf *header,
-                      const struct ds4_model_shape *shape, const struct ds4_model_part *part)
+static int write_file(struct writer *w, const struct ds4_buf *header, uint64_t data_bytes,
+                      const struct ds4_model_part *part)
 {
-    w->data_offset = align_up(header->len);
+    w->next = header->len;
     /* Paddings stay holes; the last tensor is padded as well, some readers insist. */
-    if (ftruncate(w->fd, (off_t)(w->data_offset + w->data_bytes)) != 0)
+    if (ftruncate(w->fd, (off_t)(header->len + data_bytes)) != 0)
         return ds4_fail(w->err, DS4_E_IO, "could not size the file: %s", strerror(errno));
     if (write_at(w->fd, header->ptr, header->len, 0, w->err) ||
-        ds4_model_each_tensor(shape, part, write_tensor, w))
+        ds4_model_each_tensor(&w->synth->shape, part, write_tensor, w))
         return -1;
     if (fsync(w->fd) != 0)
         return ds4_fail(w->err, DS4_E_IO, "could not write: %s", strerror(errno));
@@ -425,19 +118,17 @@ static int check_target(const char *path, struct ds4_err *err)
 int ds4_gguf_synth_write(const struct ds4_gguf_synth *request, const char *path,
                          struct ds4_err *err)
 {
-    struct writer w = {.fd = -1, .seed = request->seed, .err = err};
-    struct ds4_model_shape shape;
+    struct ds4_synth synth;
+    struct writer w = {.synth = &synth, .fd = -1, .err = err};
     struct ds4_model_part part;
     struct ds4_buf header;
+    uint64_t data_bytes;
     char *partial = NULL;
     int rc = -1;
 
-    ds4_buf_init(&w.kv, HEADER_MAX_BYTES);
-    ds4_buf_init(&w.table, HEADER_MAX_BYTES);
-    ds4_buf_init(&header, 2 * HEADER_MAX_BYTES);
-    if (ds4_synth_quant(request->quant, &w.quant, err) ||
-        check_request(request, &shape, &part, err) || check_target(path, err) ||
-        build_header(&w, request, &shape, &part, &header))
+    ds4_buf_init(&header, DS4_SYNTH_HEADER_MAX_BYTES);
+    if (check_request(request, &synth, &part, err) || check_target(path, err) ||
+        ds4_synth_header(&synth, &part, &header, &data_bytes, err))
         goto out;
     w.chunk = malloc(CHUNK_BYTES);
     if (w.chunk == NULL || asprintf(&partial, "%s.partial", path) < 0) {
@@ -450,7 +141,7 @@ int ds4_gguf_synth_write(const struct ds4_gguf_synth *request, const char *path,
         ds4_fail(err, DS4_E_IO, "could not create %s: %s", partial, strerror(errno));
         goto out;
     }
-    rc = write_file(&w, &header, &shape, &part);
+    rc = write_file(&w, &header, data_bytes, &part);
     if (rc == 0 && rename(partial, path) != 0)
         rc = ds4_fail(err, DS4_E_IO, "could not rename to %s: %s", path, strerror(errno));
     if (rc != 0)
@@ -461,7 +152,5 @@ out:
     free(partial);
     free(w.chunk);
     ds4_buf_deinit(&header);
-    ds4_buf_deinit(&w.table);
-    ds4_buf_deinit(&w.kv);
     return rc;
 }

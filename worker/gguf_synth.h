@@ -2,7 +2,7 @@
 #ifndef DS4_WORKER_GGUF_SYNTH_H
 #define DS4_WORKER_GGUF_SYNTH_H
 
-#include "worker/synth.h"
+#include "common/synth.h"
 
 struct ds4_gguf_synth {
     const char *shape; /* "flash" | "tiny" */

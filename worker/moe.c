@@ -36,5 +36,15 @@ void ds4_moe_forward(struct ds4_stage *st, int32_t l)
 
     ds4_stage_product(st, &w->router, st->buf.h, st->buf.route_logit, 1, true);
     st->backend->route(st->dev, &route);
+    if (l ==
+        st->weights.n_layer - 1) { /* one layer speaks for the stage: a small launch per step */
+        const struct ds4_spread_args spread = {.batch = &st->batch,
+                                               .id = st->buf.route_id,
+                                               .n_used = m->n_expert_used,
+                                               .n_expert = w->router.n_row,
+                                               .count = st->buf.spread};
+
+        st->backend->spread(st->dev, &spread);
+    }
     st->backend->moe(st->dev, &experts);
 }

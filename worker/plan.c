@@ -80,6 +80,7 @@ size_t ds4_step_buffers_carve(struct ds4_step_buffers *buf, const struct ds4_mod
     buf->route_logit = carve(base, &used, n, (size_t)max_expert(m), f);
     buf->route_id = carve(base, &used, n, (size_t)m->n_expert_used, sizeof(int32_t));
     buf->route_weight = carve(base, &used, n, (size_t)m->n_expert_used, f);
+    buf->spread = carve(base, &used, 2, 1, sizeof(uint64_t));
     buf->head_h = carve(base, &used, n_head_row, d, f);
     buf->logits = carve(base, &used, n_head_row, (size_t)m->n_vocab, f);
     return used;

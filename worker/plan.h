@@ -38,6 +38,7 @@ struct ds4_step_buffers {
     float *route_logit;  /* [n, n_expert] */
     int32_t *route_id;   /* [n, n_expert_used] */
     float *route_weight; /* [n, n_expert_used] */
+    uint64_t *spread;    /* [2] steps counted, distinct experts in them */
     float *head_h;       /* [max_seqs, d_model]; last stage */
     float *logits;       /* [max_seqs, n_vocab]; last stage */
 };

@@ -18,6 +18,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#define SPREAD_EVERY_NS INT64_C(500000000) /* no more often than a heartbeat reports */
+
 size_t ds4_stage_row_bytes(const struct ds4_stage *st)
 {
     return st->plan.row_bytes;
@@ -326,6 +328,20 @@ static void fill_record(const struct ds4_stage *st, const struct ds4_step *step,
     }
 }
 
+/* Brings the counts of distinct experts over, before a step, when the device has nothing to do, and
+ * rarely. */
+static void read_spread(struct ds4_stage *st, int64_t now_ns)
+{
+    uint64_t count[2];
+
+    if (now_ns - st->spread_ns < SPREAD_EVERY_NS)
+        return;
+    st->spread_ns = now_ns;
+    st->backend->download(st->dev, count, st->buf.spread, sizeof(count));
+    atomic_store_explicit(&st->spread_steps, count[0], memory_order_relaxed);
+    atomic_store_explicit(&st->spread_experts, count[1], memory_order_relaxed);
+}
+
 int ds4_stage_forward(struct ds4_stage *st, const struct ds4_step *step, void *rows,
                       struct ds4_token_record *record, struct ds4_tokens_out *out,
                       struct ds4_err *err)
@@ -338,6 +354,7 @@ int ds4_stage_forward(struct ds4_stage *st, const struct ds4_step *step, void *r
                         step->step_no);
     st->begun = false;
     if (st->batch.n_tok > 0) {
+        read_spread(st, start_ns);
         st->backend->begin(st->dev, &st->batch);
         if (st->first)
             ds4_embed_forward(st);

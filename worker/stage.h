@@ -78,7 +78,7 @@ int ds4_stage_plan(const struct ds4_stage_config *config, struct ds4_plan *plan,
  * backend, device.  Leaves the other members alone.  Any thread. */
 void ds4_stage_hello(const struct ds4_stage *st, struct ds4_hello *hello);
 
-/* weights_bytes, kv_bytes, nonfinite_rows; leaves the other members alone.  Any thread. */
+/* weights_bytes, kv_bytes, expert_steps, experts_touched, nonfinite_rows; leaves the other members alone.  Any thread. */
 void ds4_stage_health(const struct ds4_stage *st, struct ds4_health *health);
 
 /* Bytes of one row between stages: n_hyper * d_model values of the stream type. */

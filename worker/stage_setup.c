@@ -212,6 +212,8 @@ struct ds4_stage *ds4_stage_new(const struct ds4_stage_config *config, ds4_progr
     }
     atomic_init(&st->nonfinite_rows, 0);
     atomic_init(&st->running_layer, -1);
+    atomic_init(&st->spread_steps, 0);
+    atomic_init(&st->spread_experts, 0);
     if (make_plan(st, config, &size, &st->plan, err) != 0)
         goto fail;
     ds4_plan_log(&st->plan);
@@ -270,6 +272,8 @@ void ds4_stage_health(const struct ds4_stage *st, struct ds4_health *health)
 {
     health->weights_bytes = st->plan.weights_bytes + st->plan.mapped_bytes;
     health->kv_bytes = st->plan.rings_bytes + st->plan.pages_bytes;
+    health->expert_steps = atomic_load_explicit(&st->spread_steps, memory_order_relaxed);
+    health->experts_touched = atomic_load_explicit(&st->spread_experts, memory_order_relaxed);
     health->nonfinite_rows =
         (uint64_t)atomic_load_explicit(&st->nonfinite_rows, memory_order_relaxed);
 }

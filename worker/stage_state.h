@@ -64,6 +64,10 @@ struct ds4_stage {
     int32_t *head_row;  /* [max_seqs] rows of the step that are sampled */
     struct ds4_token_entry *out_entry; /* [max_seqs] */
 
+    int64_t spread_ns;                   /* when the counts below were read from the device */
+    atomic_uint_fast64_t spread_steps;   /* steps counted ... */
+    atomic_uint_fast64_t spread_experts; /* ... and distinct experts of the last layer in them */
+
     atomic_int_fast64_t nonfinite_rows;
     atomic_int running_layer; /* -1: none */
 };

@@ -70,6 +70,13 @@ static void report(struct walk *k)
 static int copy_in(struct walk *k, const struct ds4_tensor_info *info, uint8_t *dst,
                    struct ds4_err *err)
 {
+    const struct ds4_synth_recipe *recipe = ds4_weights_recipe(k->rq->file, info);
+
+    if (recipe != NULL) {
+        k->backend->synth(k->dev, recipe, info->bytes / recipe->block_bytes, dst);
+        k->backend->sync(k->dev);
+        return 0;
+    }
     if (k->backend->host_weights)
         return ds4_weights_read(k->rq->file, info, 0, (size_t)info->bytes, dst, err);
     for (uint64_t done = 0; done < info->bytes;) {
@@ -99,22 +106,24 @@ static int matrix(struct walk *k, const char *name, int64_t n_stack, int64_t n_r
 {
     const struct ds4_tensor_info *info = find(k, name, err);
     uint8_t *dst = NULL;
+    bool in_place;
 
     if (info == NULL)
         return -1;
+    in_place = k->rq->in_place && ds4_weights_recipe(k->rq->file, info) == NULL;
     *w = (struct ds4_weight){.dtype = info->dtype,
                              .n_stack = (int32_t)n_stack,
                              .n_row = (int32_t)n_row,
                              .n_col = (int32_t)n_col};
     if (ds4_dtype_row_bytes(info->dtype, n_col, &w->row_bytes, err) != 0)
         return ds4_err_wrap(err, "tensor %s", info->name);
-    if (k->rq->in_place)
+    if (in_place)
         k->used.mapped_bytes += (size_t)info->bytes;
     else
         dst = reserve(k, (size_t)info->bytes);
     if (k->area == NULL)
         return 0;
-    if (k->rq->in_place) {
+    if (in_place) {
         w->data = ds4_weights_data(k->rq->file, info, err);
         if (w->data == NULL)
             return -1;

@@ -86,7 +86,8 @@ struct ds4_weights_request {
     const struct ds4_model_shape *model;
     const struct ds4_weights_file *file;
     struct ds4_model_part part;
-    bool in_place; /* matrices stay in the mapping */
+    bool
+        in_place; /* matrices stay in the mapping; generated ones have none and are made on the device */
 };
 
 struct ds4_weights_size {

@@ -152,6 +152,9 @@ void ds4_cpu_index(struct ds4_device *dev, const struct ds4_index_args *a);
 void ds4_cpu_attention(struct ds4_device *dev, const struct ds4_attention_args *a);
 void ds4_cpu_route(struct ds4_device *dev, const struct ds4_route_args *a);
 void ds4_cpu_moe(struct ds4_device *dev, const struct ds4_moe_args *a);
+void ds4_cpu_spread(struct ds4_device *dev, const struct ds4_spread_args *a);
+void ds4_cpu_synth(struct ds4_device *dev, const struct ds4_synth_recipe *recipe, uint64_t n_block,
+                   void *dst);
 
 /* True when row t of the step belongs to an active entry. */
 static inline bool ds4_cpu_active(const struct ds4_batch *batch, int32_t t)

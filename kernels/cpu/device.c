@@ -277,6 +277,7 @@ const struct ds4_backend ds4_backend_cpu = {
     .upload = cpu_upload,
     .download = cpu_download,
     .sync = cpu_sync,
+    .synth = ds4_cpu_synth,
     .scratch_bytes = cpu_scratch_bytes,
     .set_scratch = cpu_set_scratch,
     .begin = cpu_begin,
@@ -294,4 +295,5 @@ const struct ds4_backend ds4_backend_cpu = {
     .attention = ds4_cpu_attention,
     .route = ds4_cpu_route,
     .moe = ds4_cpu_moe,
+    .spread = ds4_cpu_spread,
 };

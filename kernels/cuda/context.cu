@@ -275,6 +275,7 @@ const struct ds4_backend ds4_backend_cuda = {
     .upload = cuda_upload,
     .download = cuda_download,
     .sync = cuda_sync,
+    .synth = ds4_cuda_synth,
     .scratch_bytes = cuda_scratch_bytes,
     .set_scratch = cuda_set_scratch,
     .begin = cuda_begin,
@@ -292,4 +293,5 @@ const struct ds4_backend ds4_backend_cuda = {
     .attention = ds4_cuda_attention,
     .route = ds4_cuda_route,
     .moe = ds4_cuda_moe,
+    .spread = ds4_cuda_spread,
 };

@@ -93,6 +93,9 @@ void ds4_cuda_index(struct ds4_device *dev, const struct ds4_index_args *a);
 void ds4_cuda_attention(struct ds4_device *dev, const struct ds4_attention_args *a);
 void ds4_cuda_route(struct ds4_device *dev, const struct ds4_route_args *a);
 void ds4_cuda_moe(struct ds4_device *dev, const struct ds4_moe_args *a);
+void ds4_cuda_spread(struct ds4_device *dev, const struct ds4_spread_args *a);
+void ds4_cuda_synth(struct ds4_device *dev, const struct ds4_synth_recipe *recipe, uint64_t n_block,
+                    void *dst);
 
 /* What each file needs of scratch for steps below `limits`; the largest wins. */
 size_t ds4_cuda_gemm_scratch(const struct ds4_device *dev, const struct ds4_limits *limits);

@@ -7,6 +7,7 @@
 
 #include "common/buf.h"
 #include "common/json.h"
+#include "common/synth.h"
 #include "common/weights_file.h"
 
 #include <errno.h>
@@ -374,6 +375,8 @@ struct ds4_vocab *ds4_vocab_load(const char *path, const struct ds4_vocab_overla
     struct ds4_buf head;
     bool is_gguf;
 
+    if (ds4_synth_is_path(path) && overlay == NULL)
+        return load_gguf(path, err);
     ds4_buf_init(&head, MAGIC_BYTES);
     if (read_file(path, MAGIC_BYTES, &head, err)) {
         ds4_buf_deinit(&head);

@@ -34,7 +34,8 @@ void chain_take_args(int argc, char **argv)
 
 struct ds4_stage_config chain_config(const struct chain_options *options, int32_t stage)
 {
-    struct ds4_stage_config config = {.model_path = CHAIN_MODEL,
+    struct ds4_stage_config config = {.model_path =
+                                          options->model == NULL ? CHAIN_MODEL : options->model,
                                       .load = options->load,
                                       .stage = stage,
                                       .n_stage = options->n_stage > 0 ? options->n_stage : 1,

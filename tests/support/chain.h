@@ -19,6 +19,7 @@
 #define CHAIN_STEP_TOK 2600
 
 struct chain_options {
+    const char *model;        /* NULL: CHAIN_MODEL */
     int32_t n_stage;          /* 0: 1 */
     const int32_t *partition; /* NULL: even */
     enum ds4_isa isa;

@@ -759,6 +759,8 @@ static void random_small_messages_come_back_equal(void **state)
         health.rss_bytes = next(f);
         health.weights_bytes = next(f);
         health.kv_bytes = next(f);
+        health.expert_steps = next(f);
+        health.experts_touched = next(f);
         pick_text(f, health.message, sizeof(health.message));
         if (ds4_codec_encode_health(&health, &f->buf, &err) ||
             ds4_codec_decode_health(payload(f), health.generation, &f->arena, &health_out, &err))

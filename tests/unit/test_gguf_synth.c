@@ -247,6 +247,15 @@ static struct ds4_tensor_want flash_tensor(const char *name)
     return take.want;
 }
 
+static void fill(uint64_t seed, const struct ds4_tensor_want *want, enum ds4_dtype dtype,
+                 uint64_t first, uint64_t n, uint8_t *dst)
+{
+    struct ds4_synth_recipe recipe;
+
+    ds4_synth_recipe_of(seed, want, dtype, &recipe);
+    ds4_synth_fill(&recipe, first, n, dst);
+}
+
 static void blocks_do_not_depend_on_how_they_are_asked_for(void **state)
 {
     struct ds4_tensor_want want = flash_tensor("blk.7.ffn_gate_exps.weight");
@@ -254,10 +263,10 @@ static void blocks_do_not_depend_on_how_they_are_asked_for(void **state)
     uint8_t piece[66 * 7];
 
     (void)state;
-    ds4_synth_fill(3, &want, DS4_DTYPE_IQ2_XXS, 1000, 50, whole);
-    ds4_synth_fill(3, &want, DS4_DTYPE_IQ2_XXS, 1020, 7, piece);
+    fill(3, &want, DS4_DTYPE_IQ2_XXS, 1000, 50, whole);
+    fill(3, &want, DS4_DTYPE_IQ2_XXS, 1020, 7, piece);
     assert_memory_equal(whole + 66 * 20, piece, sizeof(piece));
-    ds4_synth_fill(4, &want, DS4_DTYPE_IQ2_XXS, 1020, 7, piece);
+    fill(4, &want, DS4_DTYPE_IQ2_XXS, 1020, 7, piece);
     assert_memory_not_equal(whole + 66 * 20, piece, sizeof(piece));
 }
 
@@ -288,8 +297,7 @@ static void quantised_weights_keep_activations_near_one(void **state)
         double sum = 0;
         double square = 0;
 
-        ds4_synth_fill(5, &want, cases[i].dtype, 12345, 64 * row_bytes / (size_t)info->block_bytes,
-                       raw);
+        fill(5, &want, cases[i].dtype, 12345, 64 * row_bytes / (size_t)info->block_bytes, raw);
         for (int r = 0; r < 64; r++) {
             simd->dequant(cases[i].dtype, raw + (size_t)r * row_bytes, n, row);
             for (int32_t k = 0; k < n; k++) {
@@ -311,7 +319,7 @@ static void hash_rows_name_distinct_experts_and_use_all(void **state)
     int used[256] = {0};
 
     (void)state;
-    ds4_synth_fill(1, &want, DS4_DTYPE_I32, 0, 6 * 4096, table);
+    fill(1, &want, DS4_DTYPE_I32, 0, 6 * 4096, table);
     for (int t = 0; t < 4096; t++) {
         bool seen[256] = {false};
 
@@ -346,7 +354,7 @@ static void the_router_spreads_over_all_experts(void **state)
     assert_non_null(raw);
     assert_non_null(w);
     assert_non_null(x);
-    ds4_synth_fill(1, &want, DS4_DTYPE_F16, 0, (uint64_t)D * N_EXPERT, raw);
+    fill(1, &want, DS4_DTYPE_F16, 0, (uint64_t)D * N_EXPERT, raw);
     for (int i = 0; i < D * N_EXPERT; i++)
         w[i] = ds4_f32_from_f16((uint16_t)(raw[2 * i] | raw[2 * i + 1] << 8));
     for (int t = 0; t < N_TOK; t++) {
