@@ -79,7 +79,17 @@ struct ds4_config {
         int32_t fresh_ms;
         int32_t hold_s;
         int32_t drain_s;
+        int32_t leave_s;
     } cluster;
+    struct {
+        int32_t idle_s;
+        int32_t busy_s;
+        bool fatal;
+        struct ds4_config_ints expect;
+    } canary;
+    struct {
+        unsigned int mode; /* enum ds4_health_mode */
+    } health;
     struct {
         int32_t max_seqs;
         int32_t default_max_new;

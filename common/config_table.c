@@ -79,6 +79,18 @@ const struct ds4_setting ds4_settings[] = {
         "ready only while the newest step is younger"),
     NUM(cluster, hold_s, "20", 1, 3600, "s", "new requests wait so long for a recovering cluster"),
     NUM(cluster, drain_s, "120", 0, 3600, "s", "running requests get so long to finish at a stop"),
+    NUM(cluster, leave_s, "30", 0, 3600, "s",
+        "running requests get so long to finish before a stage is restarted as asked"),
+
+    NUM(canary, idle_s, "60", 1, 86400, "s",
+        "a prompt with a known answer runs so often while nothing else does"),
+    NUM(canary, busy_s, "600", 1, 86400, "s", "and so often whatever runs"),
+    TXT(canary, fatal, "false", "a wrong answer, twice, ends the generation of workers"),
+    NUM(canary, expect, "", 0, INT32_MAX, "",
+        "the 8 token ids of the right answer; empty = the first one after the start"),
+
+    ONE(health, mode, "ready", "ready|live",
+        "what /health means: can it answer, or does it run; /ready always means the first"),
 
     NUM(sched, max_seqs, "8", 1, 1024, "", "sequences running at once"),
     NUM(sched, default_max_new, "16384", 1, 1048576, "tokens",

@@ -186,6 +186,10 @@
       "mode=nudge|reopen,result=recovered|again|exhausted", "Recoveries from loops")               \
     X(NONFINITE_ROWS, "ds4_nan_logit_rows_total", COUNTER, NONE, DS4_STAGE ",where=target|draft",  \
       "Logits rows with NaN or Inf")                                                               \
+    X(CANARY, "ds4_canary_total", COUNTER, NONE, "result=ok|mismatch|timeout",                     \
+      "Answers to the question with a known answer")                                               \
+    X(CANARY_AGE_SECONDS, "ds4_canary_age_seconds", GAUGE, NONE, "",                               \
+      "Time since the newest right answer of the canary")                                          \
     X(PROCESS_CPU, "process_cpu_seconds_total", COUNTER, NONE, "", "User and system CPU time")     \
     X(PROCESS_RSS, "process_resident_memory_bytes", GAUGE, NONE, "", "Resident memory")            \
     X(PROCESS_FDS, "process_open_fds", GAUGE, NONE, "", "Open file descriptors")                   \

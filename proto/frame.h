@@ -36,7 +36,7 @@
  *   FORM         ds4_form
  *   STEP         ds4_step
  *   ABORT        empty; drop the envelope's generation, keep the weights
- *   DRAIN        empty; finish the posted steps, then leave
+ *   DRAIN        empty; finish the posted steps, then leave with exit 75: to be started again
  *   STOP         empty; leave after the running step */
 #define DS4_FRAME_KINDS(X)                                                                         \
     X(DS4_FRAME_HELLO, "HELLO", 1, W)                                                              \

@@ -14,6 +14,7 @@
 #include "router/api/routes.h"
 #include "router/api/text_store.h"
 #include "router/bus.h"
+#include "router/canary.h"
 #include "router/cluster.h"
 #include "router/recovery.h"
 #include "router/sched/sched.h"
@@ -54,6 +55,7 @@ struct ds4_app {
     struct ds4_bus *bus;
     struct ds4_sched *sched;
     struct ds4_cluster *cluster;
+    struct ds4_canary *canary;
     struct ds4_server *server;
     struct ds4_live_answers live;
     struct ds4_api_context api;
@@ -162,6 +164,28 @@ static int show_build(struct ds4_app *app, struct ds4_err *err)
                                 sizeof(pairs) / sizeof(pairs[0]), err);
 }
 
+static int open_canary(struct ds4_app *app, struct ds4_err *err)
+{
+    const struct ds4_config *c = app->config;
+    const struct ds4_canary_config canary = {
+        .idle_ms = c->canary.idle_s * 1000,
+        .busy_ms = c->canary.busy_s * 1000,
+        .fatal = c->canary.fatal,
+        .n_expect = c->canary.expect.n,
+        .expect = c->canary.expect.v,
+        .metrics = app->metrics,
+    };
+    int32_t prompt[DS4_CANARY_PROMPT_TOK];
+
+    if (ds4_canary_prompt(app->bpe, prompt, err) != 0)
+        return -1;
+    app->canary = ds4_canary_new(&canary, prompt, app->sched, app->cluster, err);
+    if (app->canary == NULL)
+        return -1;
+    ds4_cluster_watch_canary(app->cluster, ds4_canary_status(app->canary));
+    return 0;
+}
+
 static int open_engine(struct ds4_app *app, struct ds4_err *err)
 {
     const struct ds4_config *c = app->config;
@@ -188,6 +212,7 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
         .away_ms = c->cluster.away_ms,
         .fresh_ms = c->cluster.fresh_ms,
         .hold_ms = c->cluster.hold_s * 1000,
+        .leave_ms = c->cluster.leave_s * 1000,
         .first_generation = (uint32_t)(ds4_clock_unix_ns() / DS4_NS_PER_SEC),
         .metrics = app->metrics,
     };
@@ -206,7 +231,7 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
     if (app->cluster == NULL)
         return -1;
     ds4_bus_attach(app->bus, app->cluster);
-    return 0;
+    return open_canary(app, err);
 }
 
 static void join_origins(const struct ds4_config_texts *origins, char *out, size_t size)
@@ -314,6 +339,7 @@ static void on_tick(uv_timer_t *timer)
         ds4_metric_observe(app->metrics, DS4_M_EVENTLOOP_LAG_SECONDS,
                            late_ns > 0 ? (double)late_ns / (double)DS4_NS_PER_SEC : 0);
     app->tick_ns = now_ns;
+    ds4_canary_tick(app->canary, now_ns);
     if (app->ping_ms > 0 && ds4_deadline_passed(app->ping)) {
         ds4_service_ping();
         app->ping = ds4_deadline_in_ms(app->ping_ms);
@@ -438,6 +464,7 @@ void ds4_app_close(struct ds4_app *app)
     ds4_server_free(app->server);
     ds4_cluster_free(app->cluster);
     ds4_sched_free(app->sched);
+    ds4_canary_free(app->canary);
     ds4_text_store_free(app->api.responses);
     ds4_text_store_free(app->api.reasoning);
     ds4_metrics_free(app->metrics);

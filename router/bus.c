@@ -211,6 +211,11 @@ static void send_stop(void *owner, const struct ds4_peer *to, uint32_t generatio
     send_or_log(owner, to, DS4_FRAME_STOP, generation, DS4_STR(""));
 }
 
+static void send_drain(void *owner, const struct ds4_peer *to, uint32_t generation)
+{
+    send_or_log(owner, to, DS4_FRAME_DRAIN, generation, DS4_STR(""));
+}
+
 struct ds4_sched_port ds4_bus_sched_port(struct ds4_bus *bus)
 {
     return (struct ds4_sched_port){.owner = bus, .send_step = send_step};
@@ -225,6 +230,7 @@ struct ds4_cluster_port ds4_bus_cluster_port(struct ds4_bus *bus)
         .send_form = send_form,
         .send_abort = send_abort,
         .send_stop = send_stop,
+        .send_drain = send_drain,
     };
 }
 

@@ -20,6 +20,8 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include <xxhash.h>
+
 #define DS4_JOIN_BACKOFF_MAX_S 30
 #define DS4_EXIT_UNKNOWN       (-1)
 
@@ -52,6 +54,8 @@ struct ds4_cluster *ds4_cluster_new(const struct ds4_cluster_config *config,
     k->away_ms = or_default(k->away_ms, 120000);
     k->hold_ms = or_default(k->hold_ms, 20000);
     k->fresh_ms = or_default(k->fresh_ms, 15000);
+    k->leave_ms = or_default(k->leave_ms, 30000);
+    c->leaving = -1;
     c->port = *port;
     c->sched = sched;
     c->generation = config->first_generation;
@@ -146,6 +150,13 @@ static void part(struct ds4_cluster *c, const struct ds4_err *why, int64_t now_n
     ds4_sched_stop(c->sched, DS4_REASON_RESTARTED, why, now_ns);
 }
 
+/* Whatever ended the generation, the planned restart is over with it. */
+static void forget_leaving(struct ds4_cluster *c)
+{
+    c->leaving = -1;
+    ds4_sched_hold(c->sched, false);
+}
+
 static void lose_worker(struct ds4_cluster *c, struct ds4_worker *w, const struct ds4_err *why,
                         int64_t now_ns)
 {
@@ -153,6 +164,8 @@ static void lose_worker(struct ds4_cluster *c, struct ds4_worker *w, const struc
     w->gone_ns = now_ns;
     ds4_log(DS4_LOG_ERROR, "worker.lost", "stage=%d reason=\"%s\"", w->peer.stage, why->msg);
     part(c, why, now_ns);
+    if (c->leaving == w->peer.stage)
+        forget_leaving(c);
 }
 
 /* ---- joining ------------------------------------------------------------------------------------- */
@@ -475,6 +488,22 @@ static void ping(struct ds4_cluster *c, int64_t now_ns)
         }
 }
 
+/* A planned restart: what runs may finish, then the stage goes.  Nobody was told "ready" since it was
+ * asked for. */
+static void check_leaving(struct ds4_cluster *c, int64_t now_ns)
+{
+    const struct ds4_worker *w;
+    struct ds4_err why = {0};
+
+    if (c->leaving < 0 || (ds4_sched_n_running(c->sched) > 0 && now_ns < c->leave_ns))
+        return;
+    w = &c->worker[c->leaving];
+    ds4_fail(&why, DS4_E_UNAVAILABLE, "stage %d is restarted as asked", c->leaving);
+    c->port.send_drain(c->port.owner, &w->peer, c->generation);
+    part(c, &why, now_ns);
+    forget_leaving(c);
+}
+
 /* Requests that wait for a cluster that is not coming get their answer. */
 static void check_queue(struct ds4_cluster *c, int64_t now_ns)
 {
@@ -517,6 +546,7 @@ void ds4_cluster_tick(struct ds4_cluster *c, int64_t now_ns)
             part(c, &err, now_ns);
         break;
     }
+    check_leaving(c, now_ns);
     check_queue(c, now_ns);
     ds4_sched_pump(c->sched, now_ns);
 }
@@ -524,7 +554,59 @@ void ds4_cluster_tick(struct ds4_cluster *c, int64_t now_ns)
 void ds4_cluster_drain(struct ds4_cluster *c)
 {
     c->draining = true;
-    ds4_sched_drain(c->sched);
+    ds4_sched_drain(c->sched, true);
+}
+
+int ds4_cluster_rest(struct ds4_cluster *c, bool rest, struct ds4_err *err)
+{
+    if (c->draining)
+        return ds4_fail(err, DS4_E_UNAVAILABLE, "the router is stopping");
+    c->resting = rest;
+    ds4_sched_drain(c->sched, rest);
+    ds4_log(DS4_LOG_INFO, "cluster.rest", "rest=%s", rest ? "yes" : "no");
+    return 0;
+}
+
+int ds4_cluster_restart_stage(struct ds4_cluster *c, int32_t stage, int64_t now_ns,
+                              struct ds4_err *err)
+{
+    if (stage < 0 || stage >= c->config.n_stage)
+        return ds4_fail(err, DS4_E_INVALID, "this cluster has stages 0 to %d",
+                        c->config.n_stage - 1);
+    if (!c->worker[stage].present)
+        return ds4_fail(err, DS4_E_UNAVAILABLE, "stage %d is not there", stage);
+    if (c->leaving >= 0)
+        return ds4_fail(err, DS4_E_UNAVAILABLE, "stage %d is being restarted", c->leaving);
+    c->leaving = stage;
+    c->leave_ns = now_ns + c->config.leave_ms * DS4_NS_PER_MS;
+    ds4_sched_hold(c->sched, true);
+    ds4_log(DS4_LOG_INFO, "cluster.restart_stage", "stage=%d running=%d limit_ms=%d", stage,
+            ds4_sched_n_running(c->sched), c->config.leave_ms);
+    return 0;
+}
+
+void ds4_cluster_restart(struct ds4_cluster *c, const struct ds4_err *why, int64_t now_ns)
+{
+    part(c, why, now_ns);
+}
+
+void ds4_cluster_watch_canary(struct ds4_cluster *c, const struct ds4_canary_status *canary)
+{
+    c->canary = canary;
+}
+
+uint64_t ds4_cluster_fingerprint(const struct ds4_cluster *c)
+{
+    uint64_t sum = 0;
+
+    for (int32_t s = 0; s < c->config.n_stage; s++) {
+        const struct ds4_hello *h = &c->worker[s].hello;
+
+        sum = XXH3_64bits_withSeed(h->model_digest, sizeof(h->model_digest), sum);
+        sum = XXH3_64bits_withSeed(h->backend, strlen(h->backend), sum);
+        sum = XXH3_64bits_withSeed(h->device, strlen(h->device), sum);
+    }
+    return sum;
 }
 
 void ds4_cluster_stop_workers(struct ds4_cluster *c)

@@ -55,6 +55,8 @@ struct ds4_cluster_port {
     void (*send_form)(void *owner, const struct ds4_peer *to, const struct ds4_form *form);
     void (*send_abort)(void *owner, const struct ds4_peer *to, uint32_t generation);
     void (*send_stop)(void *owner, const struct ds4_peer *to, uint32_t generation);
+    /* Leave as one that is to be started again. */
+    void (*send_drain)(void *owner, const struct ds4_peer *to, uint32_t generation);
 };
 
 struct ds4_cluster_config {
@@ -67,6 +69,7 @@ struct ds4_cluster_config {
     int32_t away_ms;  /* a stage gone for so long: FAILED [120000] */
     int32_t hold_ms;  /* what waits is kept so long for a cluster that is not up [20000] */
     int32_t fresh_ms; /* newest step must be younger [15000] */
+    int32_t leave_ms; /* running requests get so long before a stage is restarted [30000] */
     uint32_t first_generation;   /* the first one is this + 1 */
     struct ds4_metrics *metrics; /* borrowed; NULL = none */
 };
@@ -97,9 +100,27 @@ void ds4_cluster_bye(struct ds4_cluster *cluster, const struct ds4_peer *from, i
  * times a second. */
 void ds4_cluster_tick(struct ds4_cluster *cluster, int64_t now_ns);
 
-/* Stop taking requests; running ones go on.  ds4_cluster_stop_workers tells the workers to leave. */
+/* Stop taking requests for good; running ones go on.  ds4_cluster_stop_workers tells the workers to
+ * leave. */
 void ds4_cluster_drain(struct ds4_cluster *cluster);
 void ds4_cluster_stop_workers(struct ds4_cluster *cluster);
+/* The same until it is taken back: an operator's drain.  -1 with DS4_E_UNAVAILABLE when the router is
+ * stopping anyway. */
+int ds4_cluster_rest(struct ds4_cluster *cluster, bool rest, struct ds4_err *err) DS4_MUST_CHECK;
+
+/* Lets what runs finish (leave_ms at most; nothing is admitted meanwhile), then asks the stage to leave
+ * as one that its supervisor starts again.  DS4_E_INVALID: no such stage; DS4_E_UNAVAILABLE: it is not
+ * there, or another restart is under way. */
+int ds4_cluster_restart_stage(struct ds4_cluster *cluster, int32_t stage, int64_t now_ns,
+                              struct ds4_err *err) DS4_MUST_CHECK;
+/* Ends the generation, if there is one, and forms another with the same workers. */
+void ds4_cluster_restart(struct ds4_cluster *cluster, const struct ds4_err *why, int64_t now_ns);
+
+/* What the canary saw is part of health; `canary` is borrowed and must outlive the cluster. */
+struct ds4_canary_status;
+void ds4_cluster_watch_canary(struct ds4_cluster *cluster, const struct ds4_canary_status *canary);
+/* Equal while weights, backends and devices of the stages are. */
+uint64_t ds4_cluster_fingerprint(const struct ds4_cluster *cluster);
 
 struct ds4_stage_view {
     int32_t stage;
@@ -120,6 +141,7 @@ struct ds4_cluster_view {
     int32_t n_stage;
     struct ds4_stage_view stage[DS4_MAX_STAGES];
     int64_t last_token_age_ms; /* -1 = none in this generation */
+    int64_t canary_age_ms;     /* of its newest right answer; -1 = none yet */
     int32_t queue;
     int32_t context_tok;  /* of the generation; 0 = none formed yet */
     double load_fraction; /* 0..1 over all stages' weights */

@@ -33,8 +33,12 @@ struct ds4_cluster {
     enum ds4_bond bond;
     struct ds4_form form; /* of the newest generation */
     uint32_t generation;
-    bool was_ready; /* a generation has run: its absence is a recovery */
-    bool draining;
+    bool was_ready;                         /* a generation has run: its absence is a recovery */
+    bool draining;                          /* the router stops */
+    bool resting;                           /* an operator's drain */
+    int32_t leaving;                        /* stage to be restarted once nothing runs, -1 none */
+    int64_t leave_ns;                       /* but not later than this */
+    const struct ds4_canary_status *canary; /* NULL = none */
     char
         plan_problem[DS4_ERR_MSG_BYTES]; /* why these workers cannot work together; "" = they can */
     char last_problem[DS4_ERR_MSG_BYTES]; /* what ended the newest generation or formation */

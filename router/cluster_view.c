@@ -5,6 +5,7 @@
  * waiting, no allocation. */
 #include "common/clock.h"
 #include "common/metrics.h"
+#include "router/canary.h"
 #include "router/cluster_state.h"
 #include "router/sched/sched.h"
 
@@ -63,7 +64,8 @@ bool ds4_cluster_unfit(const struct ds4_cluster *c, int64_t now_ns, struct ds4_e
 
 bool ds4_cluster_is_ready(const struct ds4_cluster *c, int64_t now_ns)
 {
-    return c->bond == DS4_BOND_TOGETHER && !c->draining && !ds4_cluster_unfit(c, now_ns, NULL);
+    return c->bond == DS4_BOND_TOGETHER && !c->draining && !c->resting && c->leaving < 0 &&
+           !ds4_cluster_unfit(c, now_ns, NULL);
 }
 
 uint32_t ds4_cluster_generation(const struct ds4_cluster *c)
@@ -119,12 +121,41 @@ static void view_apart(const struct ds4_cluster *c, int64_t now_ns, struct ds4_c
         refuse(view, DS4_CLUSTER_FORMING, DS4_REASON_LOADING, DS4_RETRY_SOON_MS);
 }
 
+/* The canary and stages on their way out: it serves, but somebody should look. */
+static void view_degraded(const struct ds4_cluster *c, int64_t now_ns,
+                          struct ds4_cluster_view *view)
+{
+    char text[64];
+
+    for (int32_t s = 0; s < c->config.n_stage; s++)
+        if (c->worker[s].health.state == DS4_WORKER_DRAINING) {
+            view->state = DS4_CLUSTER_DEGRADED;
+            snprintf(text, sizeof(text), "stage %d is leaving", s);
+            add_reason(view, text);
+        }
+    if (c->canary == NULL)
+        return;
+    if (c->canary->wrong) {
+        view->state = DS4_CLUSTER_DEGRADED;
+        add_reason(view, "the canary's answer is not the known one");
+    } else if (ds4_canary_is_late(c->canary, now_ns)) {
+        view->state = DS4_CLUSTER_DEGRADED;
+        add_reason(view, "the canary is late");
+    }
+}
+
 static void view_together(const struct ds4_cluster *c, int64_t now_ns,
                           struct ds4_cluster_view *view)
 {
     struct ds4_err why = {0};
     char text[64];
 
+    if (c->leaving >= 0) {
+        snprintf(text, sizeof(text), "stage %d is about to be restarted", c->leaving);
+        add_reason(view, text);
+        refuse(view, DS4_CLUSTER_RECOVERING, DS4_REASON_RESTARTED, DS4_RETRY_LOADING_MS);
+        return;
+    }
     if (ds4_cluster_unfit(c, now_ns, &why)) {
         add_reason(view, why.msg);
         if (view->last_token_age_ms < 0 && c->generation == c->config.first_generation + 1)
@@ -135,12 +166,7 @@ static void view_together(const struct ds4_cluster *c, int64_t now_ns,
     }
     view->state = DS4_CLUSTER_READY;
     view->ready = true;
-    for (int32_t s = 0; s < c->config.n_stage; s++)
-        if (c->worker[s].health.state == DS4_WORKER_DRAINING) {
-            view->state = DS4_CLUSTER_DEGRADED;
-            snprintf(text, sizeof(text), "stage %d is leaving", s);
-            add_reason(view, text);
-        }
+    view_degraded(c, now_ns, view);
 }
 
 static void view_stages(const struct ds4_cluster *c, int64_t now_ns, struct ds4_cluster_view *view)
@@ -175,6 +201,7 @@ void ds4_cluster_view(const struct ds4_cluster *c, int64_t now_ns, struct ds4_cl
     ds4_sched_stats(c->sched, &stats);
     view->last_token_age_ms =
         c->bond == DS4_BOND_TOGETHER ? age_ms(stats.last_token_ns, now_ns) : -1;
+    view->canary_age_ms = c->canary == NULL ? -1 : age_ms(c->canary->good_ns, now_ns);
     view->queue = stats.queued;
     view->context_tok = c->form.context_tok;
     view_stages(c, now_ns, view);
@@ -182,7 +209,7 @@ void ds4_cluster_view(const struct ds4_cluster *c, int64_t now_ns, struct ds4_cl
         view_together(c, now_ns, view);
     else
         view_apart(c, now_ns, view);
-    if (c->draining) {
+    if (c->draining || c->resting) {
         view->ready = false;
         refuse(view, DS4_CLUSTER_DRAINING, DS4_REASON_DRAINING, DS4_RETRY_SOON_MS);
     }
@@ -255,6 +282,8 @@ void ds4_cluster_export(const struct ds4_cluster *c, int64_t now_ns)
     ds4_metric_set(m, DS4_M_READY, view.ready ? 1 : 0, NULL);
     ds4_metric_choose(m, DS4_M_STATE, ds4_cluster_state_text(view.state));
     ds4_metric_set(m, DS4_M_GENERATION, view.generation, NULL);
+    if (view.canary_age_ms >= 0)
+        ds4_metric_set(m, DS4_M_CANARY_AGE_SECONDS, (double)view.canary_age_ms / 1e3, NULL);
     for (int32_t s = 0; s < view.n_stage; s++)
         export_stage(c, &view.stage[s]);
     export_sched(c, now_ns);

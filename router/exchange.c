@@ -305,6 +305,33 @@ struct ds4_str ds4_exchange_header(const struct ds4_exchange *x, const char *nam
                             x->req->headers.entries[at].value.len};
 }
 
+struct ds4_str ds4_exchange_authority(const struct ds4_exchange *x)
+{
+    if (x->req == NULL)
+        return DS4_STR("");
+    return (struct ds4_str){x->req->input.authority.base, x->req->input.authority.len};
+}
+
+bool ds4_exchange_is_local(const struct ds4_exchange *x)
+{
+    struct sockaddr_storage peer = {0};
+    struct in6_addr v6;
+    struct in_addr v4;
+
+    if (x->req == NULL ||
+        x->req->conn->callbacks->get_peername(x->req->conn, (struct sockaddr *)&peer) == 0)
+        return false;
+    if (peer.ss_family == AF_INET) {
+        memcpy(&v4, &((const struct sockaddr_in *)&peer)->sin_addr, sizeof(v4));
+        return (ntohl(v4.s_addr) >> 24) == IN_LOOPBACKNET;
+    }
+    if (peer.ss_family != AF_INET6)
+        return false;
+    memcpy(&v6, &((const struct sockaddr_in6 *)&peer)->sin6_addr, sizeof(v6));
+    return IN6_IS_ADDR_LOOPBACK(&v6) ||
+           (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == IN_LOOPBACKNET);
+}
+
 const char *ds4_exchange_id(const struct ds4_exchange *x)
 {
     return x->id;

@@ -38,6 +38,10 @@ ds4_exchange_path(const struct ds4_exchange *x); /* without query and trailing s
 struct ds4_str ds4_exchange_body(const struct ds4_exchange *x);
 /* A request header by its lower-case name; an empty view with ptr NULL if absent. */
 struct ds4_str ds4_exchange_header(const struct ds4_exchange *x, const char *name);
+/* What the client calls this server: the Host header, or HTTP/2's :authority. */
+struct ds4_str ds4_exchange_authority(const struct ds4_exchange *x);
+/* The connection comes from this machine: 127.0.0.0/8 or ::1. */
+bool ds4_exchange_is_local(const struct ds4_exchange *x);
 /* The request's id: the client's x-request-id if it is 1..128 printable characters, else ours. */
 const char *ds4_exchange_id(const struct ds4_exchange *x);
 /* Monotonic time at which the request was complete. */

@@ -181,6 +181,7 @@ struct ds4_request {
     const int32_t *prompt; /* [n_prompt] */
     int32_t n_prompt;
     enum ds4_turn_start turn_start;
+    bool internal;       /* the house's own: not counted (ds4_sched_run_canary) */
     uint64_t salt;       /* prefixes are shared only between equal salts; 0 = everybody */
     bool no_cache_reads; /* cache_prompt: false */
 

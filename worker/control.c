@@ -58,6 +58,7 @@ struct control {
     struct ds4_deadline leave_hard; /* then the process ends regardless */
     bool done;
     bool thread_ended;
+    bool again; /* leaves to be started again */
     int exit_code;
     struct ds4_err *err;
 
@@ -76,6 +77,14 @@ static void finish(struct control *c, int exit_code)
 {
     c->done = true;
     c->exit_code = exit_code;
+}
+
+/* The end of a worker that was asked to leave. */
+static void finish_as_asked(struct control *c)
+{
+    if (c->again)
+        ds4_fail(c->err, DS4_E_UNAVAILABLE, "the router asked for a restart");
+    finish(c, c->again ? DS4_EXIT_TEMPORARY : DS4_EXIT_OK);
 }
 
 /* ---- sending ---- */
@@ -186,7 +195,7 @@ static void leave(struct control *c, bool drain, const char *why)
     ds4_service_stopping();
     set_state(c, DS4_WORKER_DRAINING, why);
     if (!c->loaded) { /* loading cannot be interrupted, nor needs it be */
-        finish(c, DS4_EXIT_OK);
+        finish_as_asked(c);
         return;
     }
     ds4_loop_stop(c->loop, drain);
@@ -297,7 +306,8 @@ static void take_frame(struct control *c, const struct ds4_frame *frame)
             leave_generation(c, "aborted by the router");
         break;
     case DS4_FRAME_DRAIN:
-        leave(c, true, "drained by the router");
+        c->again = c->state != DS4_WORKER_DRAINING;
+        leave(c, true, "the router asked for a restart");
         break;
     case DS4_FRAME_STOP:
         leave(c, false, "stopped by the router");
@@ -418,7 +428,7 @@ static void take_events(struct control *c)
             break;
         case DS4_LOOP_STOPPED:
             c->thread_ended = true;
-            finish(c, DS4_EXIT_OK);
+            finish_as_asked(c);
             break;
         default:
             take_generation_event(c, &event);
@@ -535,7 +545,7 @@ static void do_what_is_due(struct control *c)
         leave_generation(c, "the running step took too long");
     }
     if (ds4_deadline_passed(c->leave_hard))
-        finish(c, DS4_EXIT_OK);
+        finish_as_asked(c);
 }
 
 static int32_t sleep_ms(const struct control *c)
@@ -610,7 +620,7 @@ static void run(struct control *c)
         take_signals(c);
         do_what_is_due(c);
     }
-    if (c->exit_code == DS4_EXIT_OK)
+    if (c->exit_code == DS4_EXIT_OK || c->again)
         send_frame(c, DS4_FRAME_BYE, c->generation, DS4_STR(""));
 }
 

@@ -6,7 +6,7 @@
  *   LOADING ----------------> IDLE -----> FORMING --------> READY
  *                              ^             |                |
  *                              +-------------+----------------+   failed, pipe broke, ABORT, router gone
- *   any --- SIGTERM, STOP, DRAIN ---> DRAINING ---> exit 0 */
+ *   any --- SIGTERM, STOP ---> DRAINING ---> exit 0;   DRAIN: exit 75, which a supervisor starts again */
 #ifndef DS4_WORKER_CONTROL_H
 #define DS4_WORKER_CONTROL_H
 

@@ -89,7 +89,10 @@ static void write_health(const struct ds4_cluster_view *view, struct ds4_jw *w)
     ds4_jw_key(w, "last_token_age_ms");
     ds4_jw_int(w, view->last_token_age_ms);
     ds4_jw_key(w, "canary_age_ms");
-    ds4_jw_null(w);
+    if (view->canary_age_ms < 0)
+        ds4_jw_null(w);
+    else
+        ds4_jw_int(w, view->canary_age_ms);
     ds4_jw_key(w, "queue");
     ds4_jw_int(w, view->queue);
     ds4_jw_key(w, "load_fraction");
@@ -115,7 +118,7 @@ static void write_health(const struct ds4_cluster_view *view, struct ds4_jw *w)
     ds4_jw_end(w);
 }
 
-void ds4_health_handle(struct ds4_exchange *x, void *context)
+void ds4_ready_handle(struct ds4_exchange *x, void *context)
 {
     const struct ds4_api_context *api = context;
     struct ds4_cluster_view *view = calloc(1, sizeof(*view));
@@ -145,6 +148,16 @@ void ds4_livez_handle(struct ds4_exchange *x, void *context)
 {
     (void)context;
     ds4_exchange_reply(x, 200, "application/json", DS4_STR("{\"status\":\"alive\"}"));
+}
+
+void ds4_health_handle(struct ds4_exchange *x, void *context)
+{
+    const struct ds4_api_context *api = context;
+
+    if (api->config->health.mode == DS4_HEALTH_LIVE)
+        ds4_livez_handle(x, context);
+    else
+        ds4_ready_handle(x, context);
 }
 
 void ds4_version_handle(struct ds4_exchange *x, void *context)

@@ -2,6 +2,7 @@
  * learns what is missing instead of guessing. */
 #include "router/api/routes.h"
 
+#include "router/api/admin.h"
 #include "router/api/answer.h"
 #include "router/api/anthropic.h"
 #include "router/api/error.h"
@@ -72,12 +73,15 @@ static struct ds4_route routes[] = {
     {"/apply-template", DS4_METHOD_POST, false, ds4_apply_template_handle, "apply_template"},
     {"/health", DS4_METHOD_GET, true, ds4_health_handle, "health"},
     {"/healthz", DS4_METHOD_GET, true, ds4_health_handle, "health"},
-    {"/ready", DS4_METHOD_GET, true, ds4_health_handle, "health"},
-    {"/readyz", DS4_METHOD_GET, true, ds4_health_handle, "health"},
+    {"/ready", DS4_METHOD_GET, true, ds4_ready_handle, "health"},
+    {"/readyz", DS4_METHOD_GET, true, ds4_ready_handle, "health"},
     {"/v1/health", DS4_METHOD_GET, true, ds4_health_handle, "health"},
     {"/livez", DS4_METHOD_GET, true, ds4_livez_handle, "livez"},
     {"/version", DS4_METHOD_GET, true, ds4_version_handle, "version"},
     {"/", DS4_METHOD_GET, true, ds4_version_handle, "root"},
+    {"/admin/drain", DS4_METHOD_POST, false, ds4_admin_drain_handle, "admin"},
+    {"/admin/undrain", DS4_METHOD_POST, false, ds4_admin_undrain_handle, "admin"},
+    {"/admin/stage/*/restart", DS4_METHOD_POST, false, ds4_admin_restart_handle, "admin"},
     {"/v1/embeddings", DS4_METHOD_POST, false, not_offered, "unsupported"},
     {"/v1/rerank", DS4_METHOD_POST, false, not_offered, "unsupported"},
     {"/v1/audio/*", DS4_METHOD_POST, false, not_offered, "unsupported"},

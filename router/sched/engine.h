@@ -34,6 +34,7 @@ struct ds4_sched {
     struct ds4_sched_port port;
     bool started;
     bool drained; /* takes no new requests */
+    bool held;    /* admits none */
     bool failed;  /* `failure` says why no further step can be posted */
     struct ds4_err failure;
     struct ds4_form form; /* of the newest generation */
@@ -43,8 +44,9 @@ struct ds4_sched {
     struct ds4_prefix prefix;
     struct ds4_batch batch;
     struct ds4_seqs seqs; /* every sequence that is not only an idle prefix; owned, the probe too */
-    struct ds4_seq *probe;                  /* in flight, else NULL */
+    struct ds4_seq *probe;                  /* probe or canary in flight, else NULL */
     const struct ds4_kv_lease *probe_lease; /* held for the whole generation */
+    bool canary_due;                        /* the next free place is for the canary */
     bool *slot_open;                        /* [n_slots]: the stages hold rows for it */
     DS4_VEC(int32_t) close_slot;            /* to be closed by the next step */
     int32_t max_inflight;

@@ -16,7 +16,8 @@
 
 #define DS4_RETRY_MIN_MS 1000
 #define DS4_RETRY_MAX_MS 120000
-#define DS4_PROBE_TOK    1 /* positions a probe writes */
+#define DS4_PROBE_TOK    1   /* positions a probe writes */
+#define DS4_CANARY_TOK   128 /* at most so many of a canary; within one block */
 
 static int32_t or_default(int32_t value, int32_t fallback)
 {
@@ -78,6 +79,7 @@ static void drop_generation(struct ds4_sched *s)
     s->budget = NULL;
     s->probe = NULL;
     s->probe_lease = NULL;
+    s->canary_due = false;
     free(s->slot_open);
     s->slot_open = NULL;
     DS4_VEC_DEINIT(&s->close_slot);
@@ -148,7 +150,8 @@ int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form, int64_t no
         drop_generation(s);
         return ds4_fail(err, DS4_E_NOMEM, "no memory for generation %u", form->generation);
     }
-    s->probe_lease = ds4_budget_reserve(s->budget, DS4_PROBE_TOK, err);
+    s->probe_lease = ds4_budget_reserve(
+        s->budget, form->context_tok < DS4_CANARY_TOK ? form->context_tok : DS4_CANARY_TOK, err);
     if (s->probe_lease == NULL ||
         ds4_budget_fill(s->budget, s->probe_lease, DS4_PROBE_TOK, &first, &n, err) != 0) {
         drop_generation(s);
@@ -169,6 +172,16 @@ bool ds4_sched_is_started(const struct ds4_sched *s)
 
 /* ---- ends ---------------------------------------------------------------------------------------- */
 
+static void note_end(struct ds4_sched *s, int64_t now_ns)
+{
+    if (s->last_done_ns != 0) {
+        int64_t gap = now_ns - s->last_done_ns;
+
+        s->done_interval_ns = s->done_interval_ns == 0 ? gap : (3 * s->done_interval_ns + gap) / 4;
+    }
+    s->last_done_ns = now_ns;
+}
+
 void ds4_engine_finish(struct ds4_sched *s, struct ds4_request *req, enum ds4_end end,
                        enum ds4_reason reason, int32_t stop_id, int64_t now_ns,
                        const struct ds4_err *err)
@@ -177,13 +190,10 @@ void ds4_engine_finish(struct ds4_sched *s, struct ds4_request *req, enum ds4_en
     struct ds4_request_result result;
 
     ds4_request_finish(req, end, reason, stop_id, now_ns, err, &result);
-    ds4_count_done(s->config.metrics, req, result.end, reason, phase);
-    if (s->last_done_ns != 0) {
-        int64_t gap = now_ns - s->last_done_ns;
-
-        s->done_interval_ns = s->done_interval_ns == 0 ? gap : (3 * s->done_interval_ns + gap) / 4;
+    if (!req->internal) {
+        ds4_count_done(s->config.metrics, req, result.end, reason, phase);
+        note_end(s, now_ns);
     }
-    s->last_done_ns = now_ns;
     ds4_request_deliver(req, &result);
 }
 
@@ -315,9 +325,19 @@ void ds4_sched_fail_queue(struct ds4_sched *s, enum ds4_reason reason, const str
         ds4_engine_finish(s, req, DS4_END_ERROR, reason, -1, now_ns, why);
 }
 
-void ds4_sched_drain(struct ds4_sched *s)
+void ds4_sched_drain(struct ds4_sched *s, bool drained)
 {
-    s->drained = true;
+    s->drained = drained;
+}
+
+void ds4_sched_hold(struct ds4_sched *s, bool held)
+{
+    s->held = held;
+}
+
+int32_t ds4_sched_n_running(const struct ds4_sched *s)
+{
+    return s->n_running;
 }
 
 void ds4_sched_free(struct ds4_sched *s)
@@ -491,39 +511,80 @@ static void expire_queue(struct ds4_sched *s, int64_t now_ns)
     }
 }
 
-/* A step of one token through all stages when nothing else shows that they live. */
-static void probe(struct ds4_sched *s, int64_t now_ns)
+/* A sequence in the probe's place; it belongs to the engine afterwards. */
+static struct ds4_seq *start_in_probe_place(struct ds4_sched *s, const int32_t *token, int32_t n,
+                                            int32_t max_pos, struct ds4_err *err)
 {
-    int32_t id = 0;
-    struct ds4_err err = {0};
-    struct ds4_seq *seq;
+    struct ds4_seq *seq = ds4_seq_new(s->next_seq, token, n, max_pos, 0, err);
 
-    if (s->n_posted > 0 || s->probe != NULL ||
-        (s->last_token_ns != 0 && now_ns - s->last_ack_ns < s->config.probe_ms * DS4_NS_PER_MS))
-        return;
-    seq = ds4_seq_new(s->next_seq, &id, DS4_PROBE_TOK, DS4_PROBE_TOK + 1, 0, &err);
-    if (seq == NULL || DS4_VEC_PUSH(&s->seqs, seq) != 0) {
+    if (seq == NULL)
+        return NULL;
+    if (DS4_VEC_PUSH(&s->seqs, seq) != 0) {
+        ds4_fail(err, DS4_E_NOMEM, "no memory for a sequence");
         ds4_seq_free(seq);
-        return;
+        return NULL;
     }
-    if (ds4_batch_add_prefill(&s->batch, seq, &err) != 0) {
+    if (ds4_batch_add_prefill(&s->batch, seq, err) != 0) {
         s->seqs.len--;
         ds4_seq_free(seq);
-        return;
+        return NULL;
     }
     s->next_seq++;
     ds4_budget_renew(s->budget, s->probe_lease);
     seq->lease = s->probe_lease;
     s->probe = seq;
+    return seq;
+}
+
+/* A step of one token through all stages when nothing else shows that they live. */
+static void probe(struct ds4_sched *s, int64_t now_ns)
+{
+    int32_t id = 0;
+
+    if (s->n_posted > 0 || s->probe != NULL ||
+        (s->last_token_ns != 0 && now_ns - s->last_ack_ns < s->config.probe_ms * DS4_NS_PER_MS))
+        return;
+    (void)start_in_probe_place(s, &id, DS4_PROBE_TOK, DS4_PROBE_TOK + 1, NULL);
+}
+
+int ds4_sched_run_canary(struct ds4_sched *s, struct ds4_request *req, int64_t now_ns,
+                         struct ds4_err *err)
+{
+    struct ds4_seq *seq;
+    int32_t end = req->n_prompt + req->max_new;
+
+    if (!s->started || s->failed || s->held)
+        return ds4_fail(err, DS4_E_UNAVAILABLE, "no generation runs");
+    if (end > s->probe_lease->cap_tok)
+        return ds4_fail(err, DS4_E_INVALID, "a canary of %d positions, the probe's slot holds %d",
+                        end, s->probe_lease->cap_tok);
+    s->canary_due = s->probe != NULL || s->n_running >= s->config.max_seqs;
+    if (s->canary_due)
+        return ds4_fail(err, DS4_E_BUSY, "no place is free");
+    if (ds4_request_move(req, DS4_REQUEST_CHECKED, err) != 0 ||
+        ds4_request_move(req, DS4_REQUEST_QUEUED, err) != 0 ||
+        ds4_request_move(req, DS4_REQUEST_PREFILL, err) != 0)
+        return -1;
+    seq = start_in_probe_place(s, req->prompt, req->n_prompt, end, err);
+    if (seq == NULL)
+        return -1;
+    req->timing.queued_ns = now_ns;
+    req->timing.admitted_ns = now_ns;
+    req->seq = seq->id;
+    seq->req = req;
+    s->n_running++;
+    return 0;
 }
 
 void ds4_sched_pump(struct ds4_sched *s, int64_t now_ns)
 {
+    int32_t places = s->config.max_seqs - (s->canary_due ? 1 : 0);
+
     expire_queue(s, now_ns);
     if (!s->started || s->failed)
         return;
     /* A look costs a comparison with every kept prefix: not in every turn of a busy loop. */
-    while (!s->head_waits && s->head != NULL && s->n_running < s->config.max_seqs)
+    while (!s->held && !s->head_waits && s->head != NULL && s->n_running < places)
         s->head_waits = !ds4_engine_admit(s, now_ns);
     while (ds4_engine_post(s, now_ns)) {
     }

@@ -65,8 +65,18 @@ bool ds4_sched_is_started(const struct ds4_sched *sched);
 /* Fails everything that waits (the cluster will not come back soon, or a shutdown). */
 void ds4_sched_fail_queue(struct ds4_sched *sched, enum ds4_reason reason,
                           const struct ds4_err *why, int64_t now_ns);
-/* Refuse new requests with DS4_REASON_DRAINING; running and queued ones go on. */
-void ds4_sched_drain(struct ds4_sched *sched);
+/* Refuse new requests with DS4_REASON_DRAINING, or take them again; running and queued ones go on. */
+void ds4_sched_drain(struct ds4_sched *sched, bool drained);
+/* Held: nothing more is admitted, what waits goes on waiting, what runs finishes. */
+void ds4_sched_hold(struct ds4_sched *sched, bool held);
+/* Sequences with a request, the canary's included. */
+int32_t ds4_sched_n_running(const struct ds4_sched *sched);
+
+/* Runs an `internal` request on the slot that is kept for probes: no queue, no eviction, not counted,
+ * and its rows are not kept.  On 0 like ds4_sched_submit.  DS4_E_BUSY: no place now; the next one that
+ * becomes free is kept for the canary, so the caller only has to ask again. */
+int ds4_sched_run_canary(struct ds4_sched *sched, struct ds4_request *req, int64_t now_ns,
+                         struct ds4_err *err) DS4_MUST_CHECK;
 
 /* Checks and queues.  On 0 the scheduler holds the request until `done`.  -1: refused, *reason (may be
  * NULL) says why and *retry_after_ms (may be NULL) when to come again:

@@ -84,7 +84,7 @@ static int advance(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_err *err
 {
     if (seq->state != DS4_SEQ_PREFILL || seq->n_posted < seq->fill_end)
         return 0;
-    if (seq == s->probe) {
+    if (seq == s->probe && seq->req == NULL) {
         ds4_batch_remove(&s->batch, seq);
         seq->state = DS4_SEQ_DRAINING;
         return 0;
@@ -267,8 +267,10 @@ static void deliver(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_t
     int64_t gap_ns = req->timing.last_token_ns == 0 ? 0 : now_ns - req->timing.last_token_ns;
 
     accept = ds4_request_accept(req, entry, limit_of(seq, entry), now_ns, &err);
-    s->generated_tok += (uint64_t)accept.n_used;
-    ds4_count_burst(s->config.metrics, accept.n_used, gap_ns);
+    if (!req->internal) {
+        s->generated_tok += (uint64_t)accept.n_used;
+        ds4_count_burst(s->config.metrics, accept.n_used, gap_ns);
+    }
     if (accept.tripped)
         ds4_count_trip(s->config.metrics, req, &accept);
     if (req->cancel_asked)

@@ -375,7 +375,7 @@ static void a_worker_says_hello_forms_answers_and_leaves(void **state)
     expect_exit(rig, DS4_EXIT_OK);
 }
 
-static void stop_and_drain_end_a_worker_cleanly(void **state)
+static void stop_ends_a_worker_and_drain_asks_to_be_started_again(void **state)
 {
     struct rig *rig = *state;
     static const enum ds4_frame_kind kind[] = {DS4_FRAME_STOP, DS4_FRAME_DRAIN};
@@ -392,7 +392,7 @@ static void stop_and_drain_end_a_worker_cleanly(void **state)
         if (kind[i] == DS4_FRAME_DRAIN)
             expect_answer(rig, 3, 0);
         expect_frame(rig, DS4_FRAME_BYE);
-        expect_exit(rig, DS4_EXIT_OK);
+        expect_exit(rig, kind[i] == DS4_FRAME_DRAIN ? DS4_EXIT_TEMPORARY : DS4_EXIT_OK);
     }
 }
 
@@ -619,7 +619,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(a_worker_says_hello_forms_answers_and_leaves),
-        TEST(stop_and_drain_end_a_worker_cleanly),
+        TEST(stop_ends_a_worker_and_drain_asks_to_be_started_again),
         TEST(steps_of_another_generation_are_dropped),
         TEST(abort_drops_the_generation_and_the_next_one_works),
         TEST(a_generation_it_cannot_join_is_reported),
