@@ -159,7 +159,7 @@ $(BUILD)/gen/proto/ds4.pb-c.c $(BUILD)/gen/proto/ds4.pb-c.h &: proto/ds4.proto
 $(BUILD)/obj/proto/ds4.pb-c.o: $(BUILD)/gen/proto/ds4.pb-c.c
 	@mkdir -p $(@D)
 	$(CC) $(filter-out -Werror,$(CFLAGS_ALL)) -w -c $< -o $@
-$(BUILD)/obj/proto/codec.o: | $(BUILD)/gen/proto/ds4.pb-c.h
+$(call obj,proto/codec.c proto/codec_kv.c): | $(BUILD)/gen/proto/ds4.pb-c.h
 
 $(BUILD)/lib/lib%.a:
 	@mkdir -p $(@D)

@@ -10,8 +10,10 @@
 #include <math.h>
 #include <string.h>
 
-#define MAX_STAGE_BLOCKS INT32_C(1 << 24)
+#define MAX_STAGE_BLOCKS (INT32_C(1) << 24)
 #define MAX_LAYERS       INT32_C(1024)
+#define MAX_PART_BYTES   (INT64_C(1) << 30)
+#define MAX_UNIT_BYTES   (INT32_C(1) << 24)
 #define MAX_TEMPERATURE  100.0F
 #define MAX_PENALTY      100.0F
 
@@ -148,6 +150,52 @@ static int check_entry(const struct ds4_step *step, const struct ds4_step_entry 
     return 0;
 }
 
+static int check_slot_op(const struct ds4_kv_op *op, int32_t min_pos, struct ds4_err *err)
+{
+    if (op->point == 0)
+        return ds4_fail(err, DS4_E_PROTOCOL, "an operation names point 0");
+    if (in_range("operation slot", op->slot, 0, DS4_MAX_SLOTS - 1, err) ||
+        in_range("operation pos", op->pos, min_pos, DS4_MAX_POS, err))
+        return -1;
+    return 0;
+}
+
+static int check_staged_op(const struct ds4_kv_op *op, struct ds4_err *err)
+{
+    if (op->staging == 0)
+        return ds4_fail(err, DS4_E_PROTOCOL, "an operation names staging 0");
+    if (in_range("operation first_block", op->first_block, 0, DS4_MAX_SEQ_BLOCKS, err) ||
+        in_range("operation n_block", op->n_block, 0, DS4_PART_BLOCKS, err) ||
+        all_in_range("operation block", op->block, op->n_block, MAX_STAGE_BLOCKS, err))
+        return -1;
+    return 0;
+}
+
+static int check_op(const struct ds4_kv_op *op, struct ds4_err *err)
+{
+    switch (op->kind) {
+    case DS4_KV_POINT_SAVE:
+    case DS4_KV_INSTALL:
+        return check_slot_op(op, 1, err);
+    case DS4_KV_POINT_DROP:
+        if (op->point == 0)
+            return ds4_fail(err, DS4_E_PROTOCOL, "an operation names point 0");
+        return 0;
+    case DS4_KV_BLOCK_COPY:
+        if (in_range("block_src", op->block_src, 0, MAX_STAGE_BLOCKS, err) ||
+            in_range("block_dst", op->block_dst, 0, MAX_STAGE_BLOCKS, err))
+            return -1;
+        if (op->block_src == op->block_dst)
+            return ds4_fail(err, DS4_E_PROTOCOL, "block %d is copied onto itself",
+                            (int)op->block_src);
+        return 0;
+    case DS4_KV_STAGED_INSTALL:
+    case DS4_KV_STAGED_DROP:
+        return check_staged_op(op, err);
+    }
+    return ds4_fail(err, DS4_E_PROTOCOL, "unknown kind of operation %d", (int)op->kind);
+}
+
 int ds4_check_step(const struct ds4_step *step, struct ds4_err *err)
 {
     struct slot_set opened = {0}, closed = {0}, used = {0};
@@ -162,13 +210,19 @@ int ds4_check_step(const struct ds4_step *step, struct ds4_err *err)
         all_in_range("token", step->token, step->n_tok, INT32_MAX, err) ||
         all_in_range("close slot", step->close_slot, step->n_close, DS4_MAX_SLOTS - 1, err))
         return -1;
-    if ((step->n_open > 0 && step->open == NULL) || (step->n_entry > 0 && step->entry == NULL))
-        return ds4_fail(err, DS4_E_PROTOCOL, "opens or entries announced, none given");
+    if (in_range("n_op", step->n_op, 0, DS4_MAX_STEP_OPS, err))
+        return -1;
+    if ((step->n_open > 0 && step->open == NULL) || (step->n_entry > 0 && step->entry == NULL) ||
+        (step->n_op > 0 && step->op == NULL))
+        return ds4_fail(err, DS4_E_PROTOCOL, "opens, entries or operations announced, none given");
     for (int32_t i = 0; i < step->n_close; i++)
         if (mark_slot(&closed, "close slot", step->close_slot[i], err))
             return -1;
     for (int32_t i = 0; i < step->n_open; i++)
         if (check_open(&step->open[i], &opened, err))
+            return -1;
+    for (int32_t i = 0; i < step->n_op; i++)
+        if (check_op(&step->op[i], err))
             return -1;
     for (int32_t i = 0; i < step->n_entry; i++) {
         if (mark_slot(&used, "entry slot", step->entry[i].slot, err) ||
@@ -179,6 +233,14 @@ int ds4_check_step(const struct ds4_step *step, struct ds4_err *err)
     if (next_tok != step->n_tok)
         return ds4_fail(err, DS4_E_PROTOCOL, "the step has %d tokens, its entries take %d",
                         (int)step->n_tok, (int)next_tok);
+    return 0;
+}
+
+int ds4_check_step_done(const struct ds4_step_done *done, struct ds4_err *err)
+{
+    if (in_range("generation", done->generation, 1, UINT32_MAX, err) ||
+        in_range("step_no", done->step_no, 0, INT64_MAX, err))
+        return -1;
     return 0;
 }
 
@@ -223,6 +285,32 @@ int ds4_check_tokens(const struct ds4_tokens_out *tokens, struct ds4_err *err)
     return 0;
 }
 
+static int check_hello_kv(const struct ds4_hello *hello, struct ds4_err *err)
+{
+    const struct ds4_point_shape *point = &hello->point;
+
+    if (in_range("hot_tok", hello->hot_tok, 0, DS4_MAX_POS, err) ||
+        in_range("host_bytes", hello->host_bytes, 0, INT64_MAX / 2, err) ||
+        in_range("unit_bytes", hello->unit_bytes, hello->host_bytes > 0 ? 1 : 0, MAX_UNIT_BYTES,
+                 err) ||
+        in_range("block_bytes", hello->block_bytes, 0, MAX_PART_BYTES, err) ||
+        in_range("point window_tok", point->window_tok, hello->host_bytes > 0 ? 1 : 0, DS4_MAX_POS,
+                 err) ||
+        in_range("point row_bytes", point->row_bytes, 0, MAX_PART_BYTES, err) ||
+        in_range("point fixed_bytes", point->fixed_bytes, 0, MAX_PART_BYTES, err) ||
+        in_range("point groups", point->n_group, 0, DS4_POINT_GROUPS, err))
+        return -1;
+    if ((hello->unit_bytes & (hello->unit_bytes - 1)) != 0)
+        return ds4_fail(err, DS4_E_PROTOCOL, "unit_bytes is %d, must be a power of two",
+                        (int)hello->unit_bytes);
+    for (int32_t g = 0; g < point->n_group; g++)
+        if (in_range("point ratio", point->group[g].ratio, 1, DS4_MAX_POS, err) ||
+            in_range("point prev_bytes", point->group[g].prev_bytes, 0, MAX_PART_BYTES, err) ||
+            in_range("point open_bytes", point->group[g].open_bytes, 0, MAX_PART_BYTES, err))
+            return -1;
+    return 0;
+}
+
 int ds4_check_hello(const struct ds4_hello *hello, struct ds4_err *err)
 {
     if (in_range("n_stage", hello->n_stage, 1, DS4_MAX_STAGES, err) ||
@@ -238,7 +326,7 @@ int ds4_check_hello(const struct ds4_hello *hello, struct ds4_err *err)
         is_text("device", hello->device, sizeof(hello->device), err) ||
         is_text("host", hello->host, sizeof(hello->host), err))
         return -1;
-    return 0;
+    return check_hello_kv(hello, err);
 }
 
 int ds4_check_form(const struct ds4_form *form, struct ds4_err *err)
@@ -249,7 +337,8 @@ int ds4_check_form(const struct ds4_form *form, struct ds4_err *err)
         in_range("n_slots", form->n_slots, 1, DS4_MAX_SLOTS, err) ||
         in_range("max_seqs", form->max_seqs, 1, DS4_MAX_STEP_ENTRIES, err) ||
         in_range("max_step_tok", form->max_step_tok, 1, DS4_MAX_STEP_TOK, err) ||
-        in_range("context_tok", form->context_tok, 1, DS4_MAX_POS, err))
+        in_range("context_tok", form->context_tok, 1, DS4_MAX_POS, err) ||
+        in_range("host_bytes", form->host_bytes, 0, INT64_MAX / 2, err))
         return -1;
     return 0;
 }
@@ -287,4 +376,73 @@ int ds4_check_fatal(const struct ds4_fatal_report *report, struct ds4_err *err)
 int ds4_check_note(const struct ds4_note *note, struct ds4_err *err)
 {
     return is_text("note", note->text, sizeof(note->text), err);
+}
+
+/* ---- disk tier ---- */
+
+static int check_part(enum ds4_kv_part_kind kind, int32_t begin, int32_t end, struct ds4_err *err)
+{
+    if (in_range("part kind", kind, DS4_KV_EXTENT, DS4_KV_TAIL, err) ||
+        in_range("part begin", begin, 0, DS4_MAX_POS, err))
+        return -1;
+    if (begin % DS4_EXTENT_TOK != 0)
+        return ds4_fail(err, DS4_E_PROTOCOL, "part begin is %d, must be a multiple of %d",
+                        (int)begin, DS4_EXTENT_TOK);
+    if (kind == DS4_KV_EXTENT)
+        return in_range("part end", end, begin + DS4_EXTENT_TOK, begin + DS4_EXTENT_TOK, err);
+    return in_range("part end", end, begin == 0 ? 1 : begin, begin + DS4_EXTENT_TOK - 1, err);
+}
+
+int ds4_check_kv_write(const struct ds4_kv_write *write, struct ds4_err *err)
+{
+    if (in_range("generation", write->generation, 1, UINT32_MAX, err) ||
+        check_part(write->kind, write->begin, write->end, err) ||
+        in_range("flags", write->flags, 0, 0, err) ||
+        in_range("n_block", write->n_block, 0, DS4_PART_BLOCKS, err) ||
+        all_in_range("block", write->block, write->n_block, MAX_STAGE_BLOCKS, err))
+        return -1;
+    if ((write->kind == DS4_KV_EXTENT) != (write->point == 0))
+        return ds4_fail(err, DS4_E_PROTOCOL, "a part of kind %d with point %" PRIu64,
+                        (int)write->kind, write->point);
+    return 0;
+}
+
+int ds4_check_kv_read(const struct ds4_kv_read *read, struct ds4_err *err)
+{
+    if (in_range("generation", read->generation, 1, UINT32_MAX, err) ||
+        check_part(read->kind, read->begin, read->end, err) ||
+        in_range("n_part", read->n_part, 1, DS4_MAX_STAGES, err))
+        return -1;
+    if (read->staging == 0 || read->part == NULL)
+        return ds4_fail(err, DS4_E_PROTOCOL, "a read into staging 0, or of parts not given");
+    for (int32_t i = 0; i < read->n_part; i++) {
+        const struct ds4_kv_part_ref *part = &read->part[i];
+
+        if (in_range("part first_layer", part->first_layer, 0, MAX_LAYERS - 1, err) ||
+            in_range("part last_layer", part->last_layer, part->first_layer + 1, MAX_LAYERS, err) ||
+            in_range("part bytes", part->bytes > INT64_MAX ? -1 : (int64_t)part->bytes, 0,
+                     MAX_PART_BYTES, err))
+            return -1;
+    }
+    return 0;
+}
+
+int ds4_check_kv_unlink(const struct ds4_kv_unlink *unlink, struct ds4_err *err)
+{
+    if (in_range("generation", unlink->generation, 1, UINT32_MAX, err) ||
+        in_range("part kind", unlink->kind, DS4_KV_EXTENT, DS4_KV_TAIL, err) ||
+        in_range("part first_layer", unlink->first_layer, 0, MAX_LAYERS - 1, err) ||
+        in_range("part last_layer", unlink->last_layer, unlink->first_layer + 1, MAX_LAYERS, err))
+        return -1;
+    return 0;
+}
+
+int ds4_check_kv_done(const struct ds4_kv_done *done, struct ds4_err *err)
+{
+    if (in_range("generation", done->generation, 1, UINT32_MAX, err) ||
+        in_range("reason", done->reason, DS4_KV_OK, DS4_KV_N_REASON - 1, err) ||
+        in_range("duration_ns", done->duration_ns, 0, INT64_MAX, err) ||
+        is_text("text", done->text, sizeof(done->text), err))
+        return -1;
+    return 0;
 }

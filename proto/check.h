@@ -10,11 +10,16 @@
 #include "proto/message.h"
 
 int ds4_check_step(const struct ds4_step *step, struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_check_step_done(const struct ds4_step_done *done, struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_check_tokens(const struct ds4_tokens_out *tokens, struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_check_hello(const struct ds4_hello *hello, struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_check_form(const struct ds4_form *form, struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_check_health(const struct ds4_health *health, struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_check_fatal(const struct ds4_fatal_report *report, struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_check_note(const struct ds4_note *note, struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_check_kv_write(const struct ds4_kv_write *write, struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_check_kv_read(const struct ds4_kv_read *read, struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_check_kv_unlink(const struct ds4_kv_unlink *unlink, struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_check_kv_done(const struct ds4_kv_done *done, struct ds4_err *err) DS4_MUST_CHECK;
 
 #endif

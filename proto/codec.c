@@ -1,4 +1,4 @@
-/* Structs <-> protobuf (steps 6, 7 and 12); the only reader of generated code.
+/* Structs <-> protobuf (steps 6, 7 and 12); with codec_kv.c the only reader of generated code.
  *
  * Unpacking runs on an allocator over the caller's arena: the whole message tree is dropped by one
  * reset, hostile bytes cannot take more memory than the arena's maximum, and int32 arrays of the
@@ -9,131 +9,12 @@
 #include "proto/codec.h"
 
 #include "proto/check.h"
-#include "proto/frame.h"
+#include "proto/codec_parts.h"
 
 #include "proto/ds4.pb-c.h"
 
 #include <inttypes.h>
 #include <string.h>
-
-/* ---- memory ---- */
-
-struct unpack_memory {
-    struct ds4_arena *arena;
-    bool full; /* protobuf-c returns the same NULL for bad bytes and for no memory */
-};
-
-static void *unpack_alloc(void *data, size_t n)
-{
-    struct unpack_memory *memory = data;
-    void *taken = ds4_arena_take(memory->arena, n);
-
-    if (taken == NULL)
-        memory->full = true;
-    return taken;
-}
-
-static void unpack_free(void *data, void *taken)
-{
-    (void)data;
-    (void)taken;
-}
-
-/* The unpacked tree in `arena`, or NULL. */
-static void *unpack(const ProtobufCMessageDescriptor *type, const char *what,
-                    struct ds4_str payload, struct ds4_arena *arena, struct ds4_err *err)
-{
-    struct unpack_memory memory = {arena, false};
-    ProtobufCAllocator allocator = {unpack_alloc, unpack_free, &memory};
-    ProtobufCMessage *message;
-
-    if (payload.len > DS4_MAX_FRAME_BYTES) {
-        ds4_fail(err, DS4_E_PROTOCOL, "%s of %zu bytes, at most %zu", what, payload.len,
-                 DS4_MAX_FRAME_BYTES);
-        return NULL;
-    }
-    message =
-        protobuf_c_message_unpack(type, &allocator, payload.len, (const uint8_t *)payload.ptr);
-    if (memory.full)
-        ds4_fail(err, DS4_E_NOMEM, "%s of %zu bytes unpacks to more than %zu", what, payload.len,
-                 arena->max_bytes);
-    else if (message == NULL)
-        ds4_fail(err, DS4_E_PROTOCOL, "malformed %s of %zu bytes", what, payload.len);
-    return message;
-}
-
-static int pack(const ProtobufCMessage *message, const char *what, struct ds4_buf *out,
-                struct ds4_err *err)
-{
-    size_t n = protobuf_c_message_get_packed_size(message);
-    char *at;
-
-    if (n > DS4_MAX_FRAME_BYTES)
-        return ds4_fail(err, DS4_E_TOO_LONG, "%s of %zu bytes, at most %zu", what, n,
-                        DS4_MAX_FRAME_BYTES);
-    at = ds4_buf_reserve(out, n);
-    if (at == NULL)
-        return ds4_fail(err, DS4_E_NOMEM, "no room for a %s of %zu bytes", what, n);
-    protobuf_c_message_pack(message, (uint8_t *)at);
-    ds4_buf_commit(out, n);
-    return 0;
-}
-
-static int no_memory(const char *what, struct ds4_err *err)
-{
-    return ds4_fail(err, DS4_E_NOMEM, "no memory to convert a %s", what);
-}
-
-/* ---- fixed-size parts ---- */
-
-/* Borrows text after replacing, in place, what the wire does not carry. */
-static ProtobufCBinaryData put_text(char *text, size_t cap)
-{
-    size_t len = strnlen(text, cap);
-
-    for (size_t i = 0; i < len; i++)
-        if (text[i] < ' ' || text[i] > '~')
-            text[i] = '?';
-    return (ProtobufCBinaryData){len, (uint8_t *)text};
-}
-
-static int get_text(const char *what, ProtobufCBinaryData from, char *to, size_t cap,
-                    struct ds4_err *err)
-{
-    if (from.len >= cap)
-        return ds4_fail(err, DS4_E_PROTOCOL, "%s of %zu bytes, at most %zu", what, from.len,
-                        cap - 1);
-    if (from.len > 0 && memchr(from.data, 0, from.len) != NULL)
-        return ds4_fail(err, DS4_E_PROTOCOL, "%s holds a NUL", what);
-    memset(to, 0, cap);
-    if (from.len > 0)
-        memcpy(to, from.data, from.len);
-    return 0;
-}
-
-static ProtobufCBinaryData put_id(const uint8_t id[DS4_ID_BYTES])
-{
-    return (ProtobufCBinaryData){DS4_ID_BYTES, (uint8_t *)(uintptr_t)id};
-}
-
-static int get_id(const char *what, ProtobufCBinaryData from, uint8_t to[DS4_ID_BYTES],
-                  struct ds4_err *err)
-{
-    if (from.len != DS4_ID_BYTES)
-        return ds4_fail(err, DS4_E_PROTOCOL, "%s of %zu bytes, must be %d", what, from.len,
-                        DS4_ID_BYTES);
-    memcpy(to, from.data, DS4_ID_BYTES);
-    return 0;
-}
-
-/* A count of the wire against what its array may hold, before it becomes an int32_t. */
-static int get_count(const char *what, size_t n, int32_t max, int32_t *out, struct ds4_err *err)
-{
-    if (n > (size_t)max)
-        return ds4_fail(err, DS4_E_PROTOCOL, "%zu of %s, at most %d", n, what, (int)max);
-    *out = (int32_t)n;
-    return 0;
-}
 
 /* ---- step ---- */
 
@@ -171,9 +52,11 @@ static int get_sampling(const Ds4__Wire__Sampling *from, struct ds4_sampling *to
     if (from->n_bias != from->n_bias_id)
         return ds4_fail(err, DS4_E_PROTOCOL, "%zu bias ids with %zu values", from->n_bias_id,
                         from->n_bias);
-    if (get_count("bias", from->n_bias, DS4_MAX_LOGIT_BIAS, &to->n_bias, err) ||
-        get_count("allowed ids", from->n_allowed_id, DS4_MAX_ALLOWED_IDS, &to->n_allowed, err) ||
-        get_count("forced ids", from->n_forced_id, DS4_MAX_FORCED_IDS, &to->n_forced, err))
+    if (ds4_codec_get_count("bias", from->n_bias, DS4_MAX_LOGIT_BIAS, &to->n_bias, err) ||
+        ds4_codec_get_count("allowed ids", from->n_allowed_id, DS4_MAX_ALLOWED_IDS, &to->n_allowed,
+                            err) ||
+        ds4_codec_get_count("forced ids", from->n_forced_id, DS4_MAX_FORCED_IDS, &to->n_forced,
+                            err))
         return -1;
     to->temperature = from->temperature;
     to->top_k = from->top_k;
@@ -220,7 +103,7 @@ static int get_open(const Ds4__Wire__SeqOpen *from, struct ds4_seq_open *to, str
     to->n_prompt = from->n_prompt;
     to->max_pos = from->max_pos;
     to->ignore_stop = from->ignore_stop != 0;
-    if (get_count("stop ids", from->n_stop_id, DS4_MAX_STOP_IDS, &to->n_stop, err))
+    if (ds4_codec_get_count("stop ids", from->n_stop_id, DS4_MAX_STOP_IDS, &to->n_stop, err))
         return -1;
     if (to->n_stop > 0)
         memcpy(to->stop_id, from->stop_id, from->n_stop_id * sizeof(to->stop_id[0]));
@@ -260,7 +143,45 @@ static int get_entry(const Ds4__Wire__StepEntry *from, struct ds4_step_entry *to
     to->cap_tok = from->cap_tok;
     to->first_block = from->first_block;
     to->block = from->block;
-    return get_count("blocks", from->n_block, DS4_MAX_SEQ_BLOCKS, &to->n_block, err);
+    return ds4_codec_get_count("blocks", from->n_block, DS4_MAX_SEQ_BLOCKS, &to->n_block, err);
+}
+
+static void put_op(const struct ds4_kv_op *from, Ds4__Wire__KvOp *to)
+{
+    *to = (Ds4__Wire__KvOp)DS4__WIRE__KV_OP__INIT;
+    to->kind = (uint32_t)from->kind;
+    to->seq = from->seq;
+    to->slot = from->slot;
+    to->epoch = from->epoch;
+    to->pos = from->pos;
+    to->point = from->point;
+    to->staging = from->staging;
+    to->block_src = from->block_src;
+    to->block_dst = from->block_dst;
+    to->first_block = from->first_block;
+    to->n_block = (size_t)from->n_block;
+    to->block = (int32_t *)(uintptr_t)from->block;
+}
+
+static int get_op(const Ds4__Wire__KvOp *from, struct ds4_kv_op *to, struct ds4_err *err)
+{
+    if (from->kind > DS4_KV_STAGED_DROP)
+        return ds4_fail(err, DS4_E_PROTOCOL, "unknown kind of operation %" PRIu32, from->kind);
+    *to = (struct ds4_kv_op){
+        .kind = (enum ds4_kv_op_kind)from->kind,
+        .seq = from->seq,
+        .slot = from->slot,
+        .epoch = from->epoch,
+        .pos = from->pos,
+        .point = from->point,
+        .staging = from->staging,
+        .block_src = from->block_src,
+        .block_dst = from->block_dst,
+        .first_block = from->first_block,
+        .block = from->block,
+    };
+    return ds4_codec_get_count("blocks of an operation", from->n_block, DS4_PART_BLOCKS,
+                               &to->n_block, err);
 }
 
 static int encode_step(const struct ds4_step *step, struct ds4_arena *scratch, struct ds4_buf *out,
@@ -268,14 +189,17 @@ static int encode_step(const struct ds4_step *step, struct ds4_arena *scratch, s
 {
     Ds4__Wire__Step wire = DS4__WIRE__STEP__INIT;
     size_t n_open = (size_t)step->n_open, n_entry = (size_t)step->n_entry;
+    size_t n_op = (size_t)step->n_op;
     Ds4__Wire__SeqOpen *open = ds4_arena_take_array(scratch, n_open, sizeof(*open));
     Ds4__Wire__Sampling *sampling = ds4_arena_take_array(scratch, n_open, sizeof(*sampling));
     Ds4__Wire__StepEntry *entry = ds4_arena_take_array(scratch, n_entry, sizeof(*entry));
+    Ds4__Wire__KvOp *op = ds4_arena_take_array(scratch, n_op, sizeof(*op));
 
     wire.open = ds4_arena_take_array(scratch, n_open, sizeof(wire.open[0]));
     wire.entry = ds4_arena_take_array(scratch, n_entry, sizeof(wire.entry[0]));
-    if (!open || !sampling || !entry || !wire.open || !wire.entry)
-        return no_memory("step", err);
+    wire.op = ds4_arena_take_array(scratch, n_op, sizeof(wire.op[0]));
+    if (!open || !sampling || !entry || !op || !wire.open || !wire.entry || !wire.op)
+        return ds4_codec_no_memory("step", err);
     for (size_t i = 0; i < n_open; i++) {
         put_open(&step->open[i], &open[i], &sampling[i]);
         wire.open[i] = &open[i];
@@ -284,14 +208,19 @@ static int encode_step(const struct ds4_step *step, struct ds4_arena *scratch, s
         put_entry(&step->entry[i], &entry[i]);
         wire.entry[i] = &entry[i];
     }
+    for (size_t i = 0; i < n_op; i++) {
+        put_op(&step->op[i], &op[i]);
+        wire.op[i] = &op[i];
+    }
     wire.step_no = step->step_no;
     wire.n_open = n_open;
     wire.n_entry = n_entry;
+    wire.n_op = n_op;
     wire.n_close_slot = (size_t)step->n_close;
     wire.close_slot = (int32_t *)(uintptr_t)step->close_slot;
     wire.n_token = (size_t)step->n_tok;
     wire.token = (int32_t *)(uintptr_t)step->token;
-    return pack(&wire.base, "step", out, err);
+    return ds4_codec_pack(&wire.base, "step", out, err);
 }
 
 int ds4_codec_encode_step(const struct ds4_step *step, struct ds4_arena *scratch,
@@ -310,25 +239,32 @@ int ds4_codec_encode_step(const struct ds4_step *step, struct ds4_arena *scratch
 int ds4_codec_decode_step(struct ds4_str payload, uint32_t generation, struct ds4_arena *arena,
                           struct ds4_step *out, struct ds4_err *err)
 {
-    const Ds4__Wire__Step *wire = unpack(&ds4__wire__step__descriptor, "step", payload, arena, err);
+    const Ds4__Wire__Step *wire =
+        ds4_codec_unpack(&ds4__wire__step__descriptor, "step", payload, arena, err);
     int64_t next_tok = 0;
 
     if (wire == NULL)
         return -1;
     *out = (struct ds4_step){.generation = generation, .step_no = wire->step_no};
-    if (get_count("opens", wire->n_open, DS4_MAX_STEP_ENTRIES, &out->n_open, err) ||
-        get_count("closes", wire->n_close_slot, DS4_MAX_STEP_ENTRIES, &out->n_close, err) ||
-        get_count("entries", wire->n_entry, DS4_MAX_STEP_ENTRIES, &out->n_entry, err) ||
-        get_count("tokens", wire->n_token, DS4_MAX_STEP_TOK, &out->n_tok, err))
+    if (ds4_codec_get_count("opens", wire->n_open, DS4_MAX_STEP_ENTRIES, &out->n_open, err) ||
+        ds4_codec_get_count("closes", wire->n_close_slot, DS4_MAX_STEP_ENTRIES, &out->n_close,
+                            err) ||
+        ds4_codec_get_count("entries", wire->n_entry, DS4_MAX_STEP_ENTRIES, &out->n_entry, err) ||
+        ds4_codec_get_count("operations", wire->n_op, DS4_MAX_STEP_OPS, &out->n_op, err) ||
+        ds4_codec_get_count("tokens", wire->n_token, DS4_MAX_STEP_TOK, &out->n_tok, err))
         return ds4_err_wrap(err, "step");
     out->close_slot = wire->close_slot;
     out->token = wire->token;
     out->open = ds4_arena_take_array(arena, wire->n_open, sizeof(out->open[0]));
     out->entry = ds4_arena_take_array(arena, wire->n_entry, sizeof(out->entry[0]));
-    if (out->open == NULL || out->entry == NULL)
-        return no_memory("step", err);
+    out->op = ds4_arena_take_array(arena, wire->n_op, sizeof(out->op[0]));
+    if (out->open == NULL || out->entry == NULL || out->op == NULL)
+        return ds4_codec_no_memory("step", err);
     for (int32_t i = 0; i < out->n_open; i++)
         if (get_open(wire->open[i], &out->open[i], err))
+            return ds4_err_wrap(err, "step");
+    for (int32_t i = 0; i < out->n_op; i++)
+        if (get_op(wire->op[i], &out->op[i], err))
             return ds4_err_wrap(err, "step");
     for (int32_t i = 0; i < out->n_entry; i++) {
         if (get_entry(wire->entry[i], &out->entry[i], err))
@@ -363,7 +299,7 @@ static int put_token_entry(const struct ds4_token_entry *from, struct ds4_arena 
     to->logprob_token = ds4_arena_take_array(scratch, n, sizeof(to->logprob_token[0]));
     to->logprob = ds4_arena_take_array(scratch, n, sizeof(to->logprob[0]));
     if (to->logprob_token == NULL || to->logprob == NULL)
-        return no_memory("token entry", err);
+        return ds4_codec_no_memory("token entry", err);
     to->n_logprob_token = to->n_logprob = n;
     for (size_t i = 0; i < n; i++) {
         to->logprob_token[i] = from->logprob[i].token;
@@ -382,8 +318,9 @@ static int get_token_entry(const Ds4__Wire__TokenEntry *from, struct ds4_token_e
     if (from->n_logprob != from->n_logprob_token)
         return ds4_fail(err, DS4_E_PROTOCOL, "%zu logprob ids with %zu values",
                         from->n_logprob_token, from->n_logprob);
-    if (get_count("tokens", from->n_token, 1 + DS4_MAX_DRAFT, &to->n_token, err) ||
-        get_count("logprobs", from->n_logprob, 1 + DS4_MAX_TOP_LOGPROBS, &to->n_logprob, err))
+    if (ds4_codec_get_count("tokens", from->n_token, 1 + DS4_MAX_DRAFT, &to->n_token, err) ||
+        ds4_codec_get_count("logprobs", from->n_logprob, 1 + DS4_MAX_TOP_LOGPROBS, &to->n_logprob,
+                            err))
         return -1;
     for (int32_t i = 0; i < to->n_token; i++)
         to->token[i] = from->token[i];
@@ -401,7 +338,7 @@ static int encode_tokens(const struct ds4_tokens_out *tokens, struct ds4_arena *
 
     wire.entry = ds4_arena_take_array(scratch, n, sizeof(wire.entry[0]));
     if (entry == NULL || wire.entry == NULL)
-        return no_memory("tokens message", err);
+        return ds4_codec_no_memory("tokens message", err);
     for (size_t i = 0; i < n; i++) {
         if (put_token_entry(&tokens->entry[i], scratch, &entry[i], err))
             return -1;
@@ -410,7 +347,7 @@ static int encode_tokens(const struct ds4_tokens_out *tokens, struct ds4_arena *
     wire.n_entry = n;
     wire.step_no = tokens->step_no;
     wire.compute_ns = tokens->compute_ns;
-    return pack(&wire.base, "tokens message", out, err);
+    return ds4_codec_pack(&wire.base, "tokens message", out, err);
 }
 
 int ds4_codec_encode_tokens(const struct ds4_tokens_out *tokens, struct ds4_arena *scratch,
@@ -430,7 +367,7 @@ int ds4_codec_decode_tokens(struct ds4_str payload, uint32_t generation, struct 
                             struct ds4_tokens_out *out, struct ds4_err *err)
 {
     const Ds4__Wire__Tokens *wire =
-        unpack(&ds4__wire__tokens__descriptor, "tokens message", payload, arena, err);
+        ds4_codec_unpack(&ds4__wire__tokens__descriptor, "tokens message", payload, arena, err);
 
     if (wire == NULL)
         return -1;
@@ -439,11 +376,11 @@ int ds4_codec_decode_tokens(struct ds4_str payload, uint32_t generation, struct 
         .step_no = wire->step_no,
         .compute_ns = wire->compute_ns,
     };
-    if (get_count("entries", wire->n_entry, DS4_MAX_STEP_ENTRIES, &out->n_entry, err))
+    if (ds4_codec_get_count("entries", wire->n_entry, DS4_MAX_STEP_ENTRIES, &out->n_entry, err))
         return ds4_err_wrap(err, "tokens message");
     out->entry = ds4_arena_take_array(arena, wire->n_entry, sizeof(out->entry[0]));
     if (out->entry == NULL)
-        return no_memory("tokens message", err);
+        return ds4_codec_no_memory("tokens message", err);
     for (int32_t i = 0; i < out->n_entry; i++)
         if (get_token_entry(wire->entry[i], &out->entry[i], err))
             return ds4_err_wrap(err, "tokens message");
@@ -454,9 +391,54 @@ int ds4_codec_decode_tokens(struct ds4_str payload, uint32_t generation, struct 
 
 /* ---- hello, form ---- */
 
+/* Into group and at, which live as long as *to. */
+static void put_hello_kv(const struct ds4_hello *from, Ds4__Wire__Hello *to,
+                         Ds4__Wire__PointGroup *group, Ds4__Wire__PointGroup **at)
+{
+    to->kv_fingerprint = ds4_codec_put_id(from->kv_fingerprint);
+    to->hot_tok = from->hot_tok;
+    to->host_bytes = from->host_bytes;
+    to->unit_bytes = from->unit_bytes;
+    to->block_bytes = from->block_bytes;
+    to->point_window_tok = from->point.window_tok;
+    to->point_row_bytes = from->point.row_bytes;
+    to->point_fixed_bytes = from->point.fixed_bytes;
+    to->n_point_group = (size_t)from->point.n_group;
+    to->point_group = at;
+    to->disk = from->disk;
+    for (int32_t g = 0; g < from->point.n_group; g++) {
+        group[g] = (Ds4__Wire__PointGroup)DS4__WIRE__POINT_GROUP__INIT;
+        group[g].ratio = from->point.group[g].ratio;
+        group[g].prev_bytes = from->point.group[g].prev_bytes;
+        group[g].open_bytes = from->point.group[g].open_bytes;
+        at[g] = &group[g];
+    }
+}
+
+static int get_hello_kv(const Ds4__Wire__Hello *from, struct ds4_hello *to, struct ds4_err *err)
+{
+    to->hot_tok = from->hot_tok;
+    to->host_bytes = from->host_bytes;
+    to->unit_bytes = from->unit_bytes;
+    to->block_bytes = from->block_bytes;
+    to->point.window_tok = from->point_window_tok;
+    to->point.row_bytes = from->point_row_bytes;
+    to->point.fixed_bytes = from->point_fixed_bytes;
+    to->disk = from->disk != 0;
+    if (ds4_codec_get_count("point groups", from->n_point_group, DS4_POINT_GROUPS,
+                            &to->point.n_group, err))
+        return -1;
+    for (int32_t g = 0; g < to->point.n_group; g++)
+        to->point.group[g] =
+            (struct ds4_point_group){from->point_group[g]->ratio, from->point_group[g]->prev_bytes,
+                                     from->point_group[g]->open_bytes};
+    return ds4_codec_get_id("kv_fingerprint", from->kv_fingerprint, to->kv_fingerprint, err);
+}
+
 int ds4_codec_encode_hello(const struct ds4_hello *hello, struct ds4_buf *out, struct ds4_err *err)
 {
     Ds4__Wire__Hello wire = DS4__WIRE__HELLO__INIT;
+    Ds4__Wire__PointGroup group[DS4_POINT_GROUPS], *at[DS4_POINT_GROUPS];
     struct ds4_hello h = *hello;
 
     wire.stage = h.stage;
@@ -464,18 +446,19 @@ int ds4_codec_encode_hello(const struct ds4_hello *hello, struct ds4_buf *out, s
     wire.first_layer = h.first_layer;
     wire.last_layer = h.last_layer;
     wire.n_layer = h.n_layer;
-    wire.boot_id = put_id(h.boot_id);
-    wire.model_digest = put_id(h.model_digest);
+    wire.boot_id = ds4_codec_put_id(h.boot_id);
+    wire.model_digest = ds4_codec_put_id(h.model_digest);
     wire.max_blocks = h.max_blocks;
     wire.max_slots = h.max_slots;
     wire.max_context = h.max_context;
     wire.pid = h.pid;
-    wire.backend = put_text(h.backend, sizeof(h.backend));
-    wire.device = put_text(h.device, sizeof(h.device));
-    wire.host = put_text(h.host, sizeof(h.host));
+    wire.backend = ds4_codec_put_text(h.backend, sizeof(h.backend));
+    wire.device = ds4_codec_put_text(h.device, sizeof(h.device));
+    wire.host = ds4_codec_put_text(h.host, sizeof(h.host));
     if (ds4_check_hello(&h, err))
         return ds4_err_wrap(err, "hello");
-    return pack(&wire.base, "hello", out, err);
+    put_hello_kv(&h, &wire, group, at);
+    return ds4_codec_pack(&wire.base, "hello", out, err);
 }
 
 static int get_hello(const Ds4__Wire__Hello *wire, struct ds4_hello *out, struct ds4_err *err)
@@ -491,11 +474,12 @@ static int get_hello(const Ds4__Wire__Hello *wire, struct ds4_hello *out, struct
         .max_context = wire->max_context,
         .pid = wire->pid,
     };
-    if (get_id("boot_id", wire->boot_id, out->boot_id, err) ||
-        get_id("model_digest", wire->model_digest, out->model_digest, err) ||
-        get_text("backend", wire->backend, out->backend, sizeof(out->backend), err) ||
-        get_text("device", wire->device, out->device, sizeof(out->device), err) ||
-        get_text("host", wire->host, out->host, sizeof(out->host), err))
+    if (ds4_codec_get_id("boot_id", wire->boot_id, out->boot_id, err) ||
+        ds4_codec_get_id("model_digest", wire->model_digest, out->model_digest, err) ||
+        ds4_codec_get_text("backend", wire->backend, out->backend, sizeof(out->backend), err) ||
+        ds4_codec_get_text("device", wire->device, out->device, sizeof(out->device), err) ||
+        ds4_codec_get_text("host", wire->host, out->host, sizeof(out->host), err) ||
+        get_hello_kv(wire, out, err))
         return -1;
     return ds4_check_hello(out, err);
 }
@@ -505,7 +489,7 @@ int ds4_codec_decode_hello(struct ds4_str payload, struct ds4_arena *scratch, st
 {
     struct ds4_arena_mark mark = ds4_arena_mark(scratch);
     const Ds4__Wire__Hello *wire =
-        unpack(&ds4__wire__hello__descriptor, "hello", payload, scratch, err);
+        ds4_codec_unpack(&ds4__wire__hello__descriptor, "hello", payload, scratch, err);
     int rc = -1;
 
     if (wire != NULL && get_hello(wire, out, err))
@@ -529,8 +513,9 @@ int ds4_codec_encode_form(const struct ds4_form *form, struct ds4_buf *out, stru
     wire.max_seqs = form->max_seqs;
     wire.max_step_tok = form->max_step_tok;
     wire.context_tok = form->context_tok;
-    wire.pipe_key = put_id(form->pipe_key);
-    return pack(&wire.base, "form", out, err);
+    wire.pipe_key = ds4_codec_put_id(form->pipe_key);
+    wire.host_bytes = form->host_bytes;
+    return ds4_codec_pack(&wire.base, "form", out, err);
 }
 
 static int get_form(const Ds4__Wire__Form *wire, struct ds4_form *out, struct ds4_err *err)
@@ -543,8 +528,9 @@ static int get_form(const Ds4__Wire__Form *wire, struct ds4_form *out, struct ds
         .max_seqs = wire->max_seqs,
         .max_step_tok = wire->max_step_tok,
         .context_tok = wire->context_tok,
+        .host_bytes = wire->host_bytes,
     };
-    if (get_id("pipe_key", wire->pipe_key, out->pipe_key, err))
+    if (ds4_codec_get_id("pipe_key", wire->pipe_key, out->pipe_key, err))
         return -1;
     return ds4_check_form(out, err);
 }
@@ -554,7 +540,7 @@ int ds4_codec_decode_form(struct ds4_str payload, struct ds4_arena *scratch, str
 {
     struct ds4_arena_mark mark = ds4_arena_mark(scratch);
     const Ds4__Wire__Form *wire =
-        unpack(&ds4__wire__form__descriptor, "form", payload, scratch, err);
+        ds4_codec_unpack(&ds4__wire__form__descriptor, "form", payload, scratch, err);
     int rc = -1;
 
     if (wire != NULL && get_form(wire, out, err))
@@ -590,10 +576,10 @@ int ds4_codec_encode_health(const struct ds4_health *health, struct ds4_buf *out
     wire.kv_bytes = h.kv_bytes;
     wire.expert_steps = h.expert_steps;
     wire.experts_touched = h.experts_touched;
-    wire.message = put_text(h.message, sizeof(h.message));
+    wire.message = ds4_codec_put_text(h.message, sizeof(h.message));
     if (ds4_check_health(&h, err))
         return ds4_err_wrap(err, "health");
-    return pack(&wire.base, "health", out, err);
+    return ds4_codec_pack(&wire.base, "health", out, err);
 }
 
 static int get_health(const Ds4__Wire__Health *wire, uint32_t generation, struct ds4_health *out,
@@ -621,7 +607,7 @@ static int get_health(const Ds4__Wire__Health *wire, uint32_t generation, struct
         .expert_steps = wire->expert_steps,
         .experts_touched = wire->experts_touched,
     };
-    if (get_text("message", wire->message, out->message, sizeof(out->message), err))
+    if (ds4_codec_get_text("message", wire->message, out->message, sizeof(out->message), err))
         return -1;
     return ds4_check_health(out, err);
 }
@@ -631,7 +617,7 @@ int ds4_codec_decode_health(struct ds4_str payload, uint32_t generation, struct 
 {
     struct ds4_arena_mark mark = ds4_arena_mark(scratch);
     const Ds4__Wire__Health *wire =
-        unpack(&ds4__wire__health__descriptor, "health", payload, scratch, err);
+        ds4_codec_unpack(&ds4__wire__health__descriptor, "health", payload, scratch, err);
     int rc = -1;
 
     if (wire != NULL && get_health(wire, generation, out, err))
@@ -652,10 +638,10 @@ int ds4_codec_encode_fatal(const struct ds4_fatal_report *report, struct ds4_buf
     wire.exit_code = r.exit_code;
     wire.step_no = r.step_no;
     wire.layer = r.layer;
-    wire.message = put_text(r.message, sizeof(r.message));
+    wire.message = ds4_codec_put_text(r.message, sizeof(r.message));
     if (ds4_check_fatal(&r, err))
         return ds4_err_wrap(err, "fatal report");
-    return pack(&wire.base, "fatal report", out, err);
+    return ds4_codec_pack(&wire.base, "fatal report", out, err);
 }
 
 static int get_fatal(const Ds4__Wire__FatalReport *wire, uint32_t generation,
@@ -668,7 +654,7 @@ static int get_fatal(const Ds4__Wire__FatalReport *wire, uint32_t generation,
         .step_no = wire->step_no,
         .layer = wire->layer,
     };
-    if (get_text("message", wire->message, out->message, sizeof(out->message), err))
+    if (ds4_codec_get_text("message", wire->message, out->message, sizeof(out->message), err))
         return -1;
     return ds4_check_fatal(out, err);
 }
@@ -677,8 +663,8 @@ int ds4_codec_decode_fatal(struct ds4_str payload, uint32_t generation, struct d
                            struct ds4_fatal_report *out, struct ds4_err *err)
 {
     struct ds4_arena_mark mark = ds4_arena_mark(scratch);
-    const Ds4__Wire__FatalReport *wire =
-        unpack(&ds4__wire__fatal_report__descriptor, "fatal report", payload, scratch, err);
+    const Ds4__Wire__FatalReport *wire = ds4_codec_unpack(&ds4__wire__fatal_report__descriptor,
+                                                          "fatal report", payload, scratch, err);
     int rc = -1;
 
     if (wire != NULL && get_fatal(wire, generation, out, err))
@@ -695,8 +681,8 @@ int ds4_codec_encode_note(const struct ds4_note *note, struct ds4_buf *out, stru
     struct ds4_note n = *note;
 
     n.text[sizeof(n.text) - 1] = 0;
-    wire.text = put_text(n.text, sizeof(n.text));
-    return pack(&wire.base, "note", out, err);
+    wire.text = ds4_codec_put_text(n.text, sizeof(n.text));
+    return ds4_codec_pack(&wire.base, "note", out, err);
 }
 
 int ds4_codec_decode_note(struct ds4_str payload, struct ds4_arena *scratch, struct ds4_note *out,
@@ -704,10 +690,11 @@ int ds4_codec_decode_note(struct ds4_str payload, struct ds4_arena *scratch, str
 {
     struct ds4_arena_mark mark = ds4_arena_mark(scratch);
     const Ds4__Wire__Note *wire =
-        unpack(&ds4__wire__note__descriptor, "note", payload, scratch, err);
+        ds4_codec_unpack(&ds4__wire__note__descriptor, "note", payload, scratch, err);
     int rc = -1;
 
-    if (wire != NULL && get_text("note", wire->text, out->text, sizeof(out->text), err) == 0 &&
+    if (wire != NULL &&
+        ds4_codec_get_text("note", wire->text, out->text, sizeof(out->text), err) == 0 &&
         ds4_check_note(out, err) == 0)
         rc = 0;
     ds4_arena_reset(scratch, mark);

@@ -10,8 +10,8 @@
  * for what the bytes unpack to (a peer can make 4 MiB unpack to much more: the arena's maximum is the
  * guard; DS4_CODEC_ARENA_BYTES holds every legal message).  *out is valid only after 0.
  *
- * ds4_step and ds4_tokens_out are decoded into the arena: their arrays live until it is reset.  All
- * other uses of an arena here are scratch, given back before returning. */
+ * ds4_step, ds4_tokens_out, ds4_kv_write and ds4_kv_read are decoded into the arena: their arrays live
+ * until it is reset.  All other uses of an arena here are scratch, given back before returning. */
 #ifndef DS4_PROTO_CODEC_H
 #define DS4_PROTO_CODEC_H
 
@@ -30,6 +30,12 @@ int ds4_codec_encode_tokens(const struct ds4_tokens_out *tokens, struct ds4_aren
                             struct ds4_buf *out, struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_codec_decode_tokens(struct ds4_str payload, uint32_t generation, struct ds4_arena *arena,
                             struct ds4_tokens_out *out, struct ds4_err *err) DS4_MUST_CHECK;
+
+int ds4_codec_encode_step_done(const struct ds4_step_done *done, struct ds4_buf *out,
+                               struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_codec_decode_step_done(struct ds4_str payload, uint32_t generation,
+                               struct ds4_arena *scratch, struct ds4_step_done *out,
+                               struct ds4_err *err) DS4_MUST_CHECK;
 
 int ds4_codec_encode_hello(const struct ds4_hello *hello, struct ds4_buf *out,
                            struct ds4_err *err) DS4_MUST_CHECK;
@@ -56,5 +62,27 @@ int ds4_codec_encode_note(const struct ds4_note *note, struct ds4_buf *out,
                           struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_codec_decode_note(struct ds4_str payload, struct ds4_arena *scratch, struct ds4_note *out,
                           struct ds4_err *err) DS4_MUST_CHECK;
+
+/* ds4_kv_write and ds4_kv_read are decoded into the arena, as steps are. */
+int ds4_codec_encode_kv_write(const struct ds4_kv_write *write, struct ds4_buf *out,
+                              struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_codec_decode_kv_write(struct ds4_str payload, uint32_t generation, struct ds4_arena *arena,
+                              struct ds4_kv_write *out, struct ds4_err *err) DS4_MUST_CHECK;
+
+int ds4_codec_encode_kv_read(const struct ds4_kv_read *read, struct ds4_arena *scratch,
+                             struct ds4_buf *out, struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_codec_decode_kv_read(struct ds4_str payload, uint32_t generation, struct ds4_arena *arena,
+                             struct ds4_kv_read *out, struct ds4_err *err) DS4_MUST_CHECK;
+
+int ds4_codec_encode_kv_unlink(const struct ds4_kv_unlink *unlink, struct ds4_buf *out,
+                               struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_codec_decode_kv_unlink(struct ds4_str payload, uint32_t generation,
+                               struct ds4_arena *scratch, struct ds4_kv_unlink *out,
+                               struct ds4_err *err) DS4_MUST_CHECK;
+
+int ds4_codec_encode_kv_done(const struct ds4_kv_done *done, struct ds4_buf *out,
+                             struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_codec_decode_kv_done(struct ds4_str payload, uint32_t generation, struct ds4_arena *scratch,
+                             struct ds4_kv_done *out, struct ds4_err *err) DS4_MUST_CHECK;
 
 #endif

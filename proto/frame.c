@@ -108,12 +108,28 @@ int ds4_frame_read(const void *envelope, size_t n, size_t n_payload, enum ds4_fr
     return 0;
 }
 
+static bool needs_generation(enum ds4_frame_kind kind)
+{
+    switch (kind) {
+    case DS4_FRAME_STEP:
+    case DS4_FRAME_TOKENS:
+    case DS4_FRAME_STEP_DONE:
+    case DS4_FRAME_KV_WRITE:
+    case DS4_FRAME_KV_READ:
+    case DS4_FRAME_KV_UNLINK:
+    case DS4_FRAME_KV_DONE:
+        return true;
+    default:
+        return false;
+    }
+}
+
 bool ds4_frame_admit(struct ds4_frame_gate *gate, const struct ds4_frame *frame)
 {
     if (frame->sequence != 0 && frame->sequence > gate->next_sequence)
         gate->n_lost += frame->sequence - gate->next_sequence;
     gate->next_sequence = frame->sequence + 1;
-    if (frame->kind != DS4_FRAME_STEP && frame->kind != DS4_FRAME_TOKENS)
+    if (!needs_generation(frame->kind))
         return true;
     if (frame->generation != 0 && frame->generation == gate->generation)
         return true;

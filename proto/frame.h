@@ -29,12 +29,17 @@
  *   FORMED       empty; this stage has joined the envelope's generation
  *   FORM_FAILED  ds4_note; it could not
  *   TOKENS       ds4_tokens_out; last stage only
+ *   STEP_DONE    ds4_step_done; every other stage
+ *   KV_DONE      ds4_kv_done; answers KV_WRITE, KV_READ, KV_UNLINK
  *   FATAL        ds4_fatal_report; the worker is leaving
  *   BYE          empty; the worker leaves as asked
  *   WELCOME      empty; HELLO was accepted.  Any other frame from the router says so as well
  *   REFUSED      ds4_note; HELLO was not accepted, the worker exits as misconfigured
  *   FORM         ds4_form
  *   STEP         ds4_step
+ *   KV_WRITE     ds4_kv_write
+ *   KV_READ      ds4_kv_read
+ *   KV_UNLINK    ds4_kv_unlink
  *   ABORT        empty; drop the envelope's generation, keep the weights
  *   DRAIN        empty; finish the posted steps, then leave with exit 75: to be started again
  *   STOP         empty; leave after the running step */
@@ -46,13 +51,18 @@
     X(DS4_FRAME_TOKENS, "TOKENS", 5, W)                                                            \
     X(DS4_FRAME_FATAL, "FATAL", 6, W)                                                              \
     X(DS4_FRAME_BYE, "BYE", 7, W)                                                                  \
+    X(DS4_FRAME_STEP_DONE, "STEP_DONE", 8, W)                                                      \
+    X(DS4_FRAME_KV_DONE, "KV_DONE", 9, W)                                                          \
     X(DS4_FRAME_WELCOME, "WELCOME", 65, R)                                                         \
     X(DS4_FRAME_REFUSED, "REFUSED", 66, R)                                                         \
     X(DS4_FRAME_FORM, "FORM", 67, R)                                                               \
     X(DS4_FRAME_STEP, "STEP", 68, R)                                                               \
     X(DS4_FRAME_ABORT, "ABORT", 69, R)                                                             \
     X(DS4_FRAME_DRAIN, "DRAIN", 70, R)                                                             \
-    X(DS4_FRAME_STOP, "STOP", 71, R)
+    X(DS4_FRAME_STOP, "STOP", 71, R)                                                               \
+    X(DS4_FRAME_KV_WRITE, "KV_WRITE", 72, R)                                                       \
+    X(DS4_FRAME_KV_READ, "KV_READ", 73, R)                                                         \
+    X(DS4_FRAME_KV_UNLINK, "KV_UNLINK", 74, R)
 
 enum ds4_frame_kind {
 #define DS4_FRAME_ENUM(kind, text, number, sender) kind = (number),
@@ -85,13 +95,13 @@ int ds4_frame_read(const void *envelope, size_t n, size_t n_payload, enum ds4_fr
 struct ds4_frame_gate {
     uint32_t generation;    /* the receiver's own, set by its owner; 0 = none */
     uint64_t next_sequence; /* expected from the peer */
-    uint64_t n_stale;       /* STEP and TOKENS frames of another generation, dropped */
+    uint64_t n_stale;       /* frames of another generation, dropped: see ds4_frame_admit */
     uint64_t n_lost;        /* frames that never came, by sequence numbers */
 };
 
-/* True if the frame is to be handled; false if it is to be dropped, which is counted: a STEP or
- * TOKENS frame of another generation.  Other kinds always pass, their handlers look at the
- * generation.  Sequence 0 starts a new count (a peer that came back); gaps are counted, and what they
+/* True if the frame is to be handled; false if it is to be dropped, which is counted: a frame of another
+ * generation and of a kind that means something within one only (STEP, TOKENS, STEP_DONE, KV_*).  Other
+ * kinds always pass, their handlers look at the generation.  Sequence 0 starts a new count (a peer that came back); gaps are counted, and what they
  * mean is left to the step numbers, where a gap is a violation. */
 bool ds4_frame_admit(struct ds4_frame_gate *gate, const struct ds4_frame *frame);
 

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define DS4_WIRE_VERSION     1
+#define DS4_WIRE_VERSION     2
 #define DS4_MAX_STAGES       64
 #define DS4_MAX_STEP_ENTRIES 256
 #define DS4_MAX_STEP_TOK     8192
@@ -26,6 +26,12 @@
 #define DS4_MAX_SEQ_BLOCKS   8192      /* block ids of one entry: 2 Mi positions */
 #define DS4_MAX_POS          (1 << 24) /* positions, context and prompt lengths */
 #define DS4_ID_BYTES         16
+#define DS4_MAX_STEP_OPS     1024
+#define DS4_EXTENT_TOK       1024 /* tokens of an extent part on disk */
+#define DS4_PART_BLOCKS      4    /* cache blocks of an extent, and at most of a tail */
+#define DS4_MAX_KV_JOBS      64   /* KV_WRITE, KV_READ and KV_UNLINK a stage may have unanswered */
+#define DS4_MAX_KV_WRITES    4    /* of them KV_WRITE: each holds a buffer */
+#define DS4_POINT_GROUPS     8    /* kinds of compressor in one model */
 
 /* How the last stage picks a token.  Values were range-checked by the router. */
 struct ds4_sampling {
@@ -93,6 +99,53 @@ struct ds4_step_entry {
     const int32_t *block;
 };
 
+/* What a step does to the sequence state beside appending.  All stages do it at the same step; every
+ * id (slot, block, point, staging) is the router's, the only allocator.  Order within a step: closes,
+ * opens, operations in their order but POINT_SAVE, entries, POINT_SAVE in their order.
+ *
+ *   POINT_SAVE      seq slot epoch pos point   keeps in host memory, under a new id, what is needed to go
+ *                   on at `pos`: window rows [pos - 127, pos) and open compressor inputs of every layer.
+ *                   install_pos <= pos <= position of the slot after the entries, and one past the
+ *                   highest position ever written minus pos <= hot window.  A no-op entry (its sequence
+ *                   had ended) leaves the slot where it was: save only positions known to be reached.
+ *   POINT_DROP      point                      forgets it; its host memory is free from here on
+ *   INSTALL         seq slot epoch pos point   the slot, opened in this step or before and without
+ *                   entries since, stands at `pos`, the point's own position (install_pos = hi = pos).
+ *                   The block table comes with the next entry; blocks below `pos` may be shared, that of
+ *                   `pos` itself may not be, unless pos is its first position.
+ *   BLOCK_COPY      block_src block_dst        all rows of a block, all layers: copy-on-write
+ *   STAGED_INSTALL  staging point first_block block[]
+ *                   what a KV_READ brought goes to the device: block[i] takes the staged rows of tokens
+ *                   from (first_block + i) * DS4_BLOCK_TOK on; all staged blocks or none (n_block 0).  A
+ *                   staged tail becomes point `point` (0: not wanted).  The staging is gone after.
+ *   STAGED_DROP     staging                    forgets it
+ *
+ * A read or write of another thread that still runs (no KV_DONE yet) must not be touched: the router
+ * pins the point and the blocks of a KV_WRITE, and leaves the staging of a KV_READ alone. */
+enum ds4_kv_op_kind {
+    DS4_KV_POINT_SAVE,
+    DS4_KV_POINT_DROP,
+    DS4_KV_INSTALL,
+    DS4_KV_BLOCK_COPY,
+    DS4_KV_STAGED_INSTALL,
+    DS4_KV_STAGED_DROP
+};
+
+struct ds4_kv_op {
+    enum ds4_kv_op_kind kind;
+    uint64_t seq;
+    int32_t slot;
+    uint32_t epoch;
+    int32_t pos;
+    uint64_t point;   /* never 0 where one is named */
+    uint64_t staging; /* never 0 where one is named */
+    int32_t block_src;
+    int32_t block_dst;
+    int32_t first_block;
+    int32_t n_block; /* at most DS4_PART_BLOCKS */
+    const int32_t *block;
+};
+
 struct ds4_step {
     uint32_t generation;
     int64_t step_no;
@@ -100,6 +153,8 @@ struct ds4_step {
     struct ds4_seq_open *open;
     int32_t n_close;
     const int32_t *close_slot; /* slots released before opens and entries */
+    int32_t n_op;
+    struct ds4_kv_op *op;
     int32_t n_entry;
     struct ds4_step_entry *entry;
     int32_t n_tok;
@@ -131,10 +186,22 @@ struct ds4_token_entry {
     struct ds4_logprob logprob[1 + DS4_MAX_TOP_LOGPROBS];
 };
 
+/* Every stage but the last answers every step with one of these, after its operations and cache writes
+ * (POINT_SAVE included); the last stage's answer is ds4_tokens_out.  A step is done on all stages when
+ * both have come from all: only then may anything outside the steps' order rely on it. */
+struct ds4_step_done {
+    uint32_t generation;
+    int64_t step_no;
+    /* What the stage holds after the step: ds4_pos_digest over the entries, in their order.  The router
+     * computes the same from ds4_tokens_out; a difference means that the stages have diverged. */
+    uint32_t pos_digest;
+};
+
 struct ds4_tokens_out {
     uint32_t generation;
-    int64_t step_no; /* also acknowledges the step for all stages: activations leave a stage only
-                      * after its cache writes */
+    int64_t
+        step_no; /* acknowledges the step for this stage; of a step with rows, for all stages but
+                      * their POINT_SAVE: activations leave a stage only after its cache writes */
     int32_t n_entry;
     struct ds4_token_entry *entry;
     int64_t compute_ns; /* last stage's own time for the step */
@@ -148,6 +215,20 @@ enum ds4_worker_state {
     DS4_WORKER_READY,
     DS4_WORKER_DRAINING,
     DS4_WORKER_FAILED
+};
+
+/* What a point of one stage weighs, see ds4_point_bytes (proto/point.h). */
+struct ds4_point_group {
+    int32_t ratio;
+    int64_t prev_bytes; /* per token of the block before the open one, over the group's layers */
+    int64_t open_bytes; /* per token of the open block */
+};
+struct ds4_point_shape {
+    int32_t window_tok;  /* a point holds the newest window_tok - 1 rows */
+    int64_t row_bytes;   /* of one window row over the stage's layers */
+    int64_t fixed_bytes; /* of every point, whatever its position */
+    int32_t n_group;
+    struct ds4_point_group group[DS4_POINT_GROUPS];
 };
 
 /* First message of a worker, and again after every reconnect. */
@@ -166,6 +247,15 @@ struct ds4_hello {
     char backend[16];
     char device[96];
     char host[64];
+
+    /* Same on all stages of one model: part of the name of everything on disk. */
+    uint8_t kv_fingerprint[DS4_ID_BYTES];
+    int32_t hot_tok;     /* hot window: tokens that can be taken back in place */
+    int64_t host_bytes;  /* host memory this stage can give to points and stagings */
+    int32_t unit_bytes;  /* it is given away in units of this size (a power of two); 0: none */
+    int64_t block_bytes; /* of one cache block over this stage's layers */
+    struct ds4_point_shape point;
+    bool disk; /* the stage has a disk tier: KV_WRITE, KV_READ, KV_UNLINK work */
 };
 
 /* Router -> worker: join generation `generation`. */
@@ -178,6 +268,9 @@ struct ds4_form {
     int32_t max_step_tok; /* rows per step at most */
     int32_t context_tok;
     uint8_t pipe_key[DS4_ID_BYTES]; /* names the generation's pipes; random */
+    /* What points and stagings of this stage may take together, each rounded up to its unit_bytes; at
+     * most what HELLO offered.  Below it no operation can fail for memory.  Forming drops all of them. */
+    int64_t host_bytes;
 };
 
 /* Heartbeat, every 500 ms and at every state change. */
@@ -201,6 +294,107 @@ struct ds4_health {
     uint64_t expert_steps;    /* steps in which experts were counted */
     uint64_t experts_touched; /* distinct experts in them, of the stage's last layer */
     char message[128];
+};
+
+/* ---- disk tier: outside the steps, answered by KV_DONE per stage ---- */
+
+/* The numbers are those of the part file (worker/kv_part.h). */
+enum ds4_kv_part_kind {
+    DS4_KV_EXTENT = 1, /* rows of DS4_EXTENT_TOK tokens */
+    DS4_KV_ANCHOR =
+        2, /* a point at a multiple of the largest ratio, and the rows since the last extent */
+    DS4_KV_TAIL = 3 /* the same at any position */
+};
+
+/* Router -> worker: store one part.  Runs between the steps posted before and after it: the rows and the
+ * point must exist then.  The router pins blocks and point until KV_DONE.  A part of this name that is
+ * there and sound is not written again (KV_DONE.existed). */
+struct ds4_kv_write {
+    uint32_t generation;
+    uint64_t job;                 /* the router's; unique among those unanswered */
+    uint8_t key[DS4_ID_BYTES];    /* chain hash of all tokens up to `end` */
+    uint8_t commit[DS4_ID_BYTES]; /* tails; zero for extents */
+    enum ds4_kv_part_kind kind;
+    /* Tokens whose compressed rows the part holds: [begin, end), begin a multiple of DS4_EXTENT_TOK.  An
+     * extent ends at the next one; a tail's end is its position. */
+    int32_t begin;
+    int32_t end;
+    uint64_t point; /* tails */
+    uint32_t flags; /* none yet: drafter rows and logits have bits 0 and 1 of the file's flags */
+    int32_t n_block;
+    const int32_t *block; /* those of [begin, end) */
+};
+
+/* One file of a part: the layers it holds and what the manifest says of it. */
+struct ds4_kv_part_ref {
+    int32_t first_layer;
+    int32_t last_layer; /* exclusive */
+    uint64_t bytes;
+    uint8_t digest[DS4_ID_BYTES];
+};
+
+/* Router -> worker: read what this stage's layers need out of those parts, verify all of it, keep it in
+ * host memory under `staging`.  The router has reserved for it, of host_bytes: n_block x block_bytes and,
+ * for tails, ds4_point_bytes(end), each rounded up to units, n_block = blocks of [begin, end).  After a
+ * KV_DONE that is not ok nothing is held. */
+struct ds4_kv_read {
+    uint32_t generation;
+    uint64_t job;
+    uint64_t staging; /* new, not 0 */
+    uint8_t key[DS4_ID_BYTES];
+    uint8_t commit[DS4_ID_BYTES];
+    enum ds4_kv_part_kind kind;
+    int32_t begin;
+    int32_t end;
+    int32_t n_part; /* together they must have all layers of this stage */
+    struct ds4_kv_part_ref *part;
+};
+
+/* Router -> worker: the part is not wanted any more, or (quarantine) must not be used again: it becomes
+ * NAME.bad, or goes if that fails.  Ok also when there is none. */
+struct ds4_kv_unlink {
+    uint32_t generation;
+    uint64_t job;
+    uint8_t key[DS4_ID_BYTES];
+    enum ds4_kv_part_kind kind;
+    int32_t first_layer; /* of the file; last exclusive */
+    int32_t last_layer;
+    bool quarantine;
+};
+
+/* Why a job failed; the label of ds4_kv_disk_rejects_total is the text. */
+#define DS4_KV_REASONS(X)                                                                          \
+    X(DS4_KV_OK, "ok")                                                                             \
+    X(DS4_KV_BAD_MAGIC, "magic")                                                                   \
+    X(DS4_KV_BAD_VERSION, "version")                                                               \
+    X(DS4_KV_BAD_FINGERPRINT, "fingerprint")                                                       \
+    X(DS4_KV_BAD_SIZE, "size")                                                                     \
+    X(DS4_KV_BAD_CRC, "crc")                                                                       \
+    X(DS4_KV_BAD_TOKENS, "tokens")         /* key, commit or token range is another one */         \
+    X(DS4_KV_MISSING_PART, "missing_part") /* no file, or layers that no file has */               \
+    X(DS4_KV_IO, "io")                                                                             \
+    X(DS4_KV_NO_SPACE, "no_space") /* refused before or while writing */                           \
+    X(DS4_KV_REFUSED, "refused")   /* no disk tier, too many jobs, unknown ids */                  \
+    X(DS4_KV_CANCELLED, "cancelled")
+
+enum ds4_kv_reason {
+#define DS4_KV_REASON_ENUM(name, text) name,
+    DS4_KV_REASONS(DS4_KV_REASON_ENUM)
+#undef DS4_KV_REASON_ENUM
+        DS4_KV_N_REASON
+};
+
+/* Worker -> router: a job is over.  A file that failed a check was renamed to NAME.bad first. */
+struct ds4_kv_done {
+    uint32_t generation;
+    uint64_t job;
+    enum ds4_kv_reason reason; /* DS4_KV_OK: done */
+    bool existed;              /* write: a sound part was there already */
+    uint64_t bytes;            /* write: size of the file; read: bytes read */
+    uint8_t
+        digest[DS4_ID_BYTES]; /* write: XXH3-128 of the file's header, which holds all checksums */
+    int64_t duration_ns;      /* from the start of the work, not counting the wait before it */
+    char text[128];           /* why not; empty when done */
 };
 
 /* A reason in words: payload of FORM_FAILED and REFUSED. */

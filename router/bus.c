@@ -266,6 +266,8 @@ static int dispatch(struct ds4_bus *bus, const struct ds4_peer *from, const stru
     int64_t now_ns = ds4_clock_ns();
     struct ds4_tokens_out tokens;
     struct ds4_health health;
+    struct ds4_step_done step_done;
+    struct ds4_kv_done kv_done;
     struct ds4_fatal_report report;
     struct ds4_note note;
 
@@ -290,6 +292,10 @@ static int dispatch(struct ds4_bus *bus, const struct ds4_peer *from, const stru
             return -1;
         ds4_cluster_tokens(bus->cluster, from, &tokens, now_ns);
         return 0;
+    case DS4_FRAME_STEP_DONE:
+        return ds4_codec_decode_step_done(payload, frame->generation, &bus->arena, &step_done, err);
+    case DS4_FRAME_KV_DONE:
+        return ds4_codec_decode_kv_done(payload, frame->generation, &bus->arena, &kv_done, err);
     case DS4_FRAME_FATAL:
         if (ds4_codec_decode_fatal(payload, frame->generation, &bus->arena, &report, err) != 0)
             return -1;

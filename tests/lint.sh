@@ -65,7 +65,7 @@ includes() {
             if (header ~ /^jansson/) return file == "common/json.c"
             if (header ~ /^systemd\//) return file == "common/service.c"
             if (header ~ /^(xxhash|uthash)/) return 1
-            if (header ~ /^protobuf-c|ds4\.pb-c\.h/) return file == "proto/codec.c"
+            if (header ~ /^protobuf-c|ds4\.pb-c\.h/) return file ~ /^proto\/codec/
             if (header ~ /^(cuda|cublas)/) return file ~ /^kernels\/cuda\//
             if (header ~ /^(h2o|uv)/) return file ~ /^router\/[a-z0-9_]*\.[ch]$/
             if (header ~ /^zmq/) return file == "router/bus.c" || file == "worker/bus.c"

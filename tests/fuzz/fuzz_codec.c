@@ -21,6 +21,11 @@ static int recode(unsigned which, struct ds4_str in, struct ds4_buf *out)
     struct ds4_health health;
     struct ds4_fatal_report fatal;
     struct ds4_note note;
+    struct ds4_step_done step_done;
+    struct ds4_kv_write kv_write;
+    struct ds4_kv_read kv_read;
+    struct ds4_kv_unlink kv_unlink;
+    struct ds4_kv_done kv_done;
 
     switch (which) {
     case 0:
@@ -41,9 +46,24 @@ static int recode(unsigned which, struct ds4_str in, struct ds4_buf *out)
     case 5:
         return ds4_codec_decode_fatal(in, 1, &arena, &fatal, NULL) ||
                ds4_codec_encode_fatal(&fatal, out, NULL);
-    default:
+    case 6:
         return ds4_codec_decode_note(in, &arena, &note, NULL) ||
                ds4_codec_encode_note(&note, out, NULL);
+    case 7:
+        return ds4_codec_decode_step_done(in, 1, &arena, &step_done, NULL) ||
+               ds4_codec_encode_step_done(&step_done, out, NULL);
+    case 8:
+        return ds4_codec_decode_kv_write(in, 1, &arena, &kv_write, NULL) ||
+               ds4_codec_encode_kv_write(&kv_write, out, NULL);
+    case 9:
+        return ds4_codec_decode_kv_read(in, 1, &arena, &kv_read, NULL) ||
+               ds4_codec_encode_kv_read(&kv_read, &arena, out, NULL);
+    case 10:
+        return ds4_codec_decode_kv_unlink(in, 1, &arena, &kv_unlink, NULL) ||
+               ds4_codec_encode_kv_unlink(&kv_unlink, out, NULL);
+    default:
+        return ds4_codec_decode_kv_done(in, 1, &arena, &kv_done, NULL) ||
+               ds4_codec_encode_kv_done(&kv_done, out, NULL);
     }
 }
 
@@ -53,7 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (size == 0)
         return 0;
-    which = data[0] % 7;
+    which = data[0] % 12;
     if (arena.max_bytes == 0) {
         ds4_arena_init(&arena, (size_t)2 * DS4_CODEC_ARENA_BYTES);
         ds4_buf_init(&first, DS4_MAX_FRAME_BYTES);

@@ -359,7 +359,16 @@ struct sample {
 static void make_sample(struct sample *s)
 {
     memset(s, 0, sizeof(*s));
-    s->step = (struct ds4_step){3, 10, 2, s->open, 2, s->close_slot, 2, s->entry, 4, s->token};
+    s->step = (struct ds4_step){.generation = 3,
+                                .step_no = 10,
+                                .n_open = 2,
+                                .open = s->open,
+                                .n_close = 2,
+                                .close_slot = s->close_slot,
+                                .n_entry = 2,
+                                .entry = s->entry,
+                                .n_tok = 4,
+                                .token = s->token};
     s->close_slot[1] = 1;
     for (int i = 0; i < 2; i++)
         s->open[i] = (struct ds4_seq_open){
@@ -735,7 +744,8 @@ static void random_small_messages_come_back_equal(void **state)
                                  pick(f, 1, DS4_MAX_STEP_ENTRIES),
                                  pick(f, 1, DS4_MAX_STEP_TOK),
                                  pick(f, 1, DS4_MAX_POS),
-                                 {0}};
+                                 {0},
+                                 pick(f, 0, INT32_MAX)};
         pick_id(f, form.pipe_key);
         if (ds4_codec_encode_form(&form, &f->buf, &err) ||
             ds4_codec_decode_form(payload(f), &f->arena, &form_out, &err))
@@ -845,7 +855,7 @@ static void text_is_refused_when_too_long_or_not_printable(void **state)
 static void each_small_message_field_out_of_range_is_refused(void **state)
 {
     const struct ds4_hello hello = {.n_stage = 2, .n_layer = 4, .last_layer = 4, .pid = 1};
-    const struct ds4_form form = {1, 1, 1, 1, 1, 1, 1, {0}};
+    const struct ds4_form form = {1, 1, 1, 1, 1, 1, 1, {0}, 0};
     const struct ds4_health health = {.step_no = -1};
     const struct ds4_fatal_report fatal = {.layer = -1};
 
@@ -868,6 +878,7 @@ static void each_small_message_field_out_of_range_is_refused(void **state)
     EACH_REFUSED(ds4_form, form, ds4_check_form, max_seqs, DS4_MAX_STEP_ENTRIES + 1);
     EACH_REFUSED(ds4_form, form, ds4_check_form, max_step_tok, DS4_MAX_STEP_TOK + 1);
     EACH_REFUSED(ds4_form, form, ds4_check_form, context_tok, 0);
+    EACH_REFUSED(ds4_form, form, ds4_check_form, host_bytes, -1);
     EACH_REFUSED(ds4_health, health, ds4_check_health, stage, -1);
     EACH_REFUSED(ds4_health, health, ds4_check_health, state, (enum ds4_worker_state)7);
     EACH_REFUSED(ds4_health, health, ds4_check_health, step_no, -2);

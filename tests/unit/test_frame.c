@@ -110,7 +110,7 @@ static void versions_refuse_each_other_by_name(void **state)
     write_step(envelope);
     envelope[4] = DS4_WIRE_VERSION + 1;
     envelope[6] = 200; /* a kind this version does not know must not hide the reason */
-    refuse(envelope, DS4_ENVELOPE_BYTES, 99, "router speaks wire version 2");
+    refuse(envelope, DS4_ENVELOPE_BYTES, 99, "router speaks wire version 3");
 }
 
 static void frames_of_another_generation_are_dropped_and_counted(void **state)
@@ -131,6 +131,25 @@ static void frames_of_another_generation_are_dropped_and_counted(void **state)
     step.kind = DS4_FRAME_FORM;
     assert_true(ds4_frame_admit(&gate, &step));
     assert_int_equal(gate.n_lost, 0);
+}
+
+static void acknowledgements_and_jobs_mean_something_in_their_generation_only(void **state)
+{
+    static const enum ds4_frame_kind kinds[] = {DS4_FRAME_STEP_DONE, DS4_FRAME_KV_WRITE,
+                                                DS4_FRAME_KV_READ, DS4_FRAME_KV_UNLINK,
+                                                DS4_FRAME_KV_DONE};
+    struct ds4_frame_gate gate = {.generation = 5};
+
+    (void)state;
+    for (uint64_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        struct ds4_frame frame = {kinds[i], 5, 2 * i, 0};
+
+        assert_true(ds4_frame_admit(&gate, &frame));
+        frame.generation = 4;
+        frame.sequence++;
+        assert_false(ds4_frame_admit(&gate, &frame));
+        assert_int_equal(gate.n_stale, i + 1);
+    }
 }
 
 static void no_step_passes_before_a_generation_is_formed(void **state)
@@ -168,6 +187,7 @@ int main(void)
         cmocka_unit_test(each_malformed_field_is_refused),
         cmocka_unit_test(versions_refuse_each_other_by_name),
         cmocka_unit_test(frames_of_another_generation_are_dropped_and_counted),
+        cmocka_unit_test(acknowledgements_and_jobs_mean_something_in_their_generation_only),
         cmocka_unit_test(no_step_passes_before_a_generation_is_formed),
         cmocka_unit_test(lost_frames_are_counted_and_a_new_count_is_not_a_loss),
     };
