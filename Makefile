@@ -241,8 +241,9 @@ check-e2e: $(BINS) $(SCRIPTED) ## end-to-end tests only
 FAULT_TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(shell grep -l '"common/fault.h"' tests/unit/*.c))
 check-faults: $(FAULT_TESTS) $(BINS) ## with FAULTS=1: what each deliberate fault leads to
 	@tests/run.sh $(CONFIG)$(if $(FAULTS),-faults) $(FAULT_TESTS) tests/e2e/faults.py
-soak: $(BINS) ## concurrent streams for SOAK_SECONDS
+soak: $(BINS) ## concurrent streams for SOAK_SECONDS, then each stage killed 20 times under load
 	python3 tests/e2e/test_streams.py --config $(CONFIG) --seconds $(SOAK_SECONDS)
+	python3 tests/e2e/test_service.py Kills --config $(CONFIG) --seconds $(SOAK_SECONDS)
 
 fuzz: $(FUZZERS) ## run each fuzzer FUZZ_SECONDS
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) tests/run.sh fuzz $(FUZZERS)
@@ -261,8 +262,8 @@ install: $(BINS) ## into $(DESTDIR)$(PREFIX): programs, units, user, folders, ex
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/sbin $(BUILD)/bin/ds4-router
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/libexec $(BUILD)/bin/ds4-worker
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin $(BUILD)/bin/ds4-text $(BUILD)/bin/ds4-gguf
-	for unit in $(notdir $(wildcard deploy/*.service deploy/*.target)); do \
-		sed 's|/usr/|$(PREFIX)/|' deploy/$$unit | \
+	for unit in $(notdir $(wildcard deploy/*.service deploy/*.socket deploy/*.target)); do \
+		sed 's,/usr/\(s*bin/ds4\|libexec/ds4\|share/doc/ds4\),$(PREFIX)/\1,' deploy/$$unit | \
 			install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit || exit 1; done
 	install -D -m 644 deploy/ds4.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/ds4.conf
 	install -D -m 644 deploy/ds4.tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/ds4.conf

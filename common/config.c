@@ -594,7 +594,8 @@ static void print_comment(const struct ds4_setting *row, struct ds4_buf *out)
         (void)ds4_buf_appendf(out, "%g to %g%s%s; ", row->min, row->max, space, row->unit);
     else if (row->min < row->max)
         (void)ds4_buf_appendf(out, "%.0f to %.0f%s%s; ", row->min, row->max, space, row->unit);
-    (void)ds4_buf_appendf(out, "default %s\n", row->fallback[0] == '\0' ? "empty" : row->fallback);
+    (void)ds4_buf_appendf(out, "default %s%s\n", row->fallback[0] == '\0' ? "empty" : row->fallback,
+                          row->live ? "; reloadable" : "");
 }
 
 int ds4_config_print(const struct ds4_config *config, struct ds4_buf *out)

@@ -184,6 +184,12 @@ int ds4_config_set(struct ds4_config *config, const char *setting, const char *t
  * keys, partition and stages agree, and so on.  What needs the model is checked elsewhere. */
 int ds4_config_check(const struct ds4_config *config, struct ds4_err *err) DS4_MUST_CHECK;
 
+/* A reload: moves each reloadable setting that differs from `fresh` (a checked config of its own) into
+ * `running`, whose old text or list goes the other way.  Appends the names of those to *taken, and of
+ * those that differ but need a restart to *left, each after a space.  Cannot fail half-way. */
+void ds4_config_take_live(struct ds4_config *running, struct ds4_config *fresh,
+                          struct ds4_buf *taken, struct ds4_buf *left);
+
 /* The number of pipeline stages: cluster.stages, else the length of the partition, else 1. */
 int32_t ds4_config_stages(const struct ds4_config *config);
 /* True if the text is an address of this host only: 127.x.y.z or ::1. */

@@ -18,42 +18,51 @@
              : DS4_SETTING_TEXT, struct ds4_config_ints                                            \
              : DS4_SETTING_INTS, struct ds4_config_texts                                           \
              : DS4_SETTING_TEXTS)
-#define ROW_AT(section, option, member, fallback, min, max, choices, unit, doc)                    \
+#define ROW_AT(section, option, member, fallback, min, max, choices, unit, doc, live)              \
     {                                                                                              \
 #section, option, DS4_MEMBER_TYPE(section.member),                                         \
-            offsetof(struct ds4_config, section.member), fallback, min, max, choices, unit, doc    \
+            offsetof(struct ds4_config, section.member), fallback, min, max, choices, unit, doc,   \
+            live                                                                                   \
     }
 #define NUM(section, option, fallback, min, max, unit, doc)                                        \
-    ROW_AT(section, #option, option, fallback, min, max, NULL, unit, doc)
+    ROW_AT(section, #option, option, fallback, min, max, NULL, unit, doc, false)
 #define ONE(section, option, fallback, choices, doc)                                               \
-    ROW_AT(section, #option, option, fallback, 0, 0, choices, "", doc)
+    ROW_AT(section, #option, option, fallback, 0, 0, choices, "", doc, false)
 #define TXT(section, option, fallback, doc)                                                        \
-    ROW_AT(section, #option, option, fallback, 0, 0, NULL, "", doc)
+    ROW_AT(section, #option, option, fallback, 0, 0, NULL, "", doc, false)
+/* The same for what a reload applies: read anew at every use, or handed on by router/reload.c. */
+#define NUM_LIVE(section, option, fallback, min, max, unit, doc)                                   \
+    ROW_AT(section, #option, option, fallback, min, max, NULL, unit, doc, true)
+#define ONE_LIVE(section, option, fallback, choices, doc)                                          \
+    ROW_AT(section, #option, option, fallback, 0, 0, choices, "", doc, true)
+#define TXT_LIVE(section, option, fallback, doc)                                                   \
+    ROW_AT(section, #option, option, fallback, 0, 0, NULL, "", doc, true)
 
 /* clang-format off: a table reads by column */
 const struct ds4_setting ds4_settings[] = {
     TXT(http, listen, "127.0.0.1", "address of the API; a public one needs keys or http.open"),
     NUM(http, port, "8000", 0, 65535, "", "port of the API; 0 = any free port (tests)"),
     TXT(http, open, "false", "serve a public address without keys"),
-    TXT(http, keys_file, "", "file of API keys: one per line, optionally followed by a name"),
+    TXT_LIVE(http, keys_file, "", "file of API keys: one per line, optionally followed by a name"),
     NUM(http, max_body, "67108864", KIB, GIB, "bytes", "largest request body; larger answers 413"),
-    TXT(http, any_model, "true", "serve requests that name another model, echoing the name"),
-    NUM(http, ping_ms, "5000", 100, 600000, "ms",
-        "keep-alive in a stream after so long without data"),
-    NUM(http, queue_header_ms, "2000", 0, 600000, "ms",
-        "a queued stream gets its headers after so long"),
+    TXT_LIVE(http, any_model, "true", "serve requests that name another model, echoing the name"),
+    NUM_LIVE(http, ping_ms, "5000", 100, 600000, "ms",
+             "keep-alive in a stream after so long without data"),
+    NUM_LIVE(http, queue_header_ms, "2000", 0, 600000, "ms",
+             "a queued stream gets its headers after so long"),
     NUM(http, out_buf, "1048576", 4 * KIB, GIB, "bytes",
         "output kept for a slow reader before its sequence pauses"),
-    NUM(http, slow_client_s, "60", 1, 86400, "s", "a paused sequence is cancelled after so long"),
-    NUM(http, max_n, "8", 1, 64, "", "largest n of a request"),
+    NUM_LIVE(http, slow_client_s, "60", 1, 86400, "s",
+             "a paused sequence is cancelled after so long"),
+    NUM_LIVE(http, max_n, "8", 1, 64, "", "largest n of a request"),
     NUM(http, store_max, "256", 0, 65536, "",
         "answers of /v1/responses kept for previous_response_id, an hour at most"),
-    TXT(http, ds4_field, "true", "add the ds4 object to response bodies"),
-    TXT(http, cors_origins, "", "origins allowed by CORS; \"*\" = any; empty = CORS off"),
+    TXT_LIVE(http, ds4_field, "true", "add the ds4 object to response bodies"),
+    TXT_LIVE(http, cors_origins, "", "origins allowed by CORS; \"*\" = any; empty = CORS off"),
 
     TXT(model, path, "", "GGUF file (first part), or synth:SHAPE:QUANT:SEED"),
     TXT(model, name, "deepseek-v4-flash", "name in /v1/models and in answers"),
-    TXT(model, aliases, "", "further names that mean this model"),
+    TXT_LIVE(model, aliases, "", "further names that mean this model"),
     ONE(model, release, "", "|v4_preview|v4_0731|v41",
         "prompt format; empty = as settled by the file"),
     NUM(model, context, "0", 0, 1048576, "tokens",
@@ -78,7 +87,8 @@ const struct ds4_setting ds4_settings[] = {
     NUM(cluster, fresh_ms, "15000", 100, 3600000, "ms",
         "ready only while the newest step is younger"),
     NUM(cluster, hold_s, "20", 1, 3600, "s", "new requests wait so long for a recovering cluster"),
-    NUM(cluster, drain_s, "120", 0, 3600, "s", "running requests get so long to finish at a stop"),
+    NUM_LIVE(cluster, drain_s, "120", 0, 3600, "s",
+             "running requests get so long to finish at a stop"),
     NUM(cluster, leave_s, "30", 0, 3600, "s",
         "running requests get so long to finish before a stage is restarted as asked"),
 
@@ -93,17 +103,18 @@ const struct ds4_setting ds4_settings[] = {
         "what /health means: can it answer, or does it run; /ready always means the first"),
 
     NUM(sched, max_seqs, "8", 1, 1024, "", "sequences running at once"),
-    NUM(sched, default_max_new, "16384", 1, 1048576, "tokens",
-        "output limit of a request that sets none"),
-    NUM(sched, queue_max, "64", 1, 65536, "", "requests waiting at once; further ones answer 429"),
-    NUM(sched, queue_s, "120", 1, 86400, "s", "longest wait in the queue"),
+    NUM_LIVE(sched, default_max_new, "16384", 1, 1048576, "tokens",
+             "output limit of a request that sets none"),
+    NUM_LIVE(sched, queue_max, "64", 1, 65536, "",
+             "requests waiting at once; further ones answer 429"),
+    NUM_LIVE(sched, queue_s, "120", 1, 86400, "s", "longest wait in the queue"),
     NUM(sched, chunk_tok, "512", 1, 65536, "tokens", "prompt tokens per step"),
     NUM(sched, inflight, "0", 0, 64, "", "steps under way at once; 0 = number of stages"),
     NUM(sched, probe_ms, "10000", 100, 3600000, "ms",
         "a probe step runs after so long without work"),
 
-    NUM(sampling, temperature, "1.0", 0, 100, "", "default temperature"),
-    NUM(sampling, top_p, "1.0", 0, 1, "", "default top_p; 0.95 is recommended for v4_0731"),
+    NUM_LIVE(sampling, temperature, "1.0", 0, 100, "", "default temperature"),
+    NUM_LIVE(sampling, top_p, "1.0", 0, 1, "", "default top_p; 0.95 is recommended for v4_0731"),
 
     ONE(kv, quant_sim, "auto", "auto|on|off",
         "round the cache as the checkpoint was trained; auto = on for real checkpoints"),
@@ -111,23 +122,23 @@ const struct ds4_setting ds4_settings[] = {
     NUM(kv, hot_window, "120", 1, 128, "tokens", "a sequence can be cut back so far in place"),
 
     ROW_AT(think, "default", default_effort, "high", 0, 0, "off|low|high|max", "",
-           "reasoning effort of a request that names none"),
-    NUM(think, max_min_context, "393216", 0, 1048576, "tokens",
-        "with a smaller context max is lowered, visibly; 0 = never"),
+           "reasoning effort of a request that names none", true),
+    NUM_LIVE(think, max_min_context, "393216", 0, 1048576, "tokens",
+             "with a smaller context max is lowered, visibly; 0 = never"),
 
-    ONE(prompt, content_specials, "plain", "plain|reference",
-        "special tokens inside message text: plain = text only"),
-    TXT(prompt, escape_param_close, "false",
-        "escape closing tags inside arguments (differs from the reference)"),
+    ONE_LIVE(prompt, content_specials, "plain", "plain|reference",
+             "special tokens inside message text: plain = text only"),
+    TXT_LIVE(prompt, escape_param_close, "false",
+             "escape closing tags inside arguments (differs from the reference)"),
     TXT(prompt, reasoning_memory, "true",
         "turns that called tools come back as they were sampled, whatever a client left out"),
 
-    ONE(parse, reasoning_field, "both", "both|reasoning_content|reasoning",
-        "names under which reasoning is sent"),
-    TXT(parse, dsml_recovery, "true", "read tool calls whose wrapper is damaged"),
-    TXT(parse, dsml_heal_xml, "true", "read tool calls written as plain XML"),
-    NUM(parse, dsml_hold_max, "8388608", KIB, GIB, "bytes",
-        "longest text held back as a possible tool call"),
+    ONE_LIVE(parse, reasoning_field, "both", "both|reasoning_content|reasoning",
+             "names under which reasoning is sent"),
+    TXT_LIVE(parse, dsml_recovery, "true", "read tool calls whose wrapper is damaged"),
+    TXT_LIVE(parse, dsml_heal_xml, "true", "read tool calls written as plain XML"),
+    NUM_LIVE(parse, dsml_hold_max, "8388608", KIB, GIB, "bytes",
+             "longest text held back as a possible tool call"),
 
     TXT(loop, soup, "true", "watch for repeated control tags"),
     NUM(loop, soup_streak, "12", 1, 10000, "blocks",
@@ -167,7 +178,7 @@ const struct ds4_setting ds4_settings[] = {
 
     TXT(metrics, open, "false", "serve /metrics on a public address without a key"),
 
-    ONE(log, level, "info", "error|warn|info|debug", "least important lines to write"),
+    ONE_LIVE(log, level, "info", "error|warn|info|debug", "least important lines to write"),
 };
 /* clang-format on */
 

@@ -27,6 +27,7 @@ struct ds4_setting {
     const char *choices;  /* "a|b|c": index 0, 1, 2; or NULL */
     const char *unit;     /* "" if none */
     const char *doc;      /* one line */
+    bool live;            /* a reload of the router applies it; the others need a restart */
 };
 
 /* Rows of one section stand together. */

@@ -6,14 +6,17 @@
 
 #include <systemd/sd-daemon.h>
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define DS4_SERVICE_STATUS_BYTES   512
@@ -119,5 +122,28 @@ int ds4_service_listen_fd(int *fd, struct ds4_err *err)
         return ds4_fail(err, DS4_E_INVALID, "%d sockets were passed in, one is expected", n);
     if (n == 1)
         *fd = SD_LISTEN_FDS_START;
+    return 0;
+}
+
+int ds4_service_listen_address(int fd, char address[DS4_SERVICE_ADDRESS_BYTES], int32_t *port,
+                               struct ds4_err *err)
+{
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+        struct sockaddr_storage room;
+    } at = {0};
+    socklen_t size = sizeof(at);
+    const void *host = &at.v4.sin_addr;
+
+    if (sd_is_socket(fd, AF_UNSPEC, SOCK_STREAM, 1) <= 0 || getsockname(fd, &at.any, &size) != 0 ||
+        (at.any.sa_family != AF_INET && at.any.sa_family != AF_INET6))
+        return ds4_fail(err, DS4_E_INVALID,
+                        "the socket that was passed in is not a TCP socket that listens");
+    *port = ntohs(at.any.sa_family == AF_INET ? at.v4.sin_port : at.v6.sin6_port);
+    if (at.any.sa_family == AF_INET6)
+        host = &at.v6.sin6_addr;
+    (void)inet_ntop(at.any.sa_family, host, address, DS4_SERVICE_ADDRESS_BYTES);
     return 0;
 }

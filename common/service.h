@@ -48,5 +48,10 @@ void ds4_service_ping(void);
 
 /* *fd = the one listening socket that systemd passed in, or -1 if none.  DS4_E_INVALID if several. */
 int ds4_service_listen_fd(int *fd, struct ds4_err *err) DS4_MUST_CHECK;
+/* Where that socket listens, as the settings write it ("127.0.0.1", 8000).  DS4_E_INVALID if it is not
+ * a TCP socket that listens. */
+#define DS4_SERVICE_ADDRESS_BYTES 64
+int ds4_service_listen_address(int fd, char address[DS4_SERVICE_ADDRESS_BYTES], int32_t *port,
+                               struct ds4_err *err) DS4_MUST_CHECK;
 
 #endif

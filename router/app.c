@@ -1,7 +1,8 @@
-/* The running router: what is opened in which order, and how it ends.
+/* The running router: what is opened in which order, what a reload changes, and how it ends.
  *
  * One uv loop thread does everything.  SIGTERM drains: new requests get 503, running streams finish,
- * and the loop ends when the last exchange has, or after cluster.drain_s.  Workers are services of their
+ * and the loop ends when the last exchange has, or after cluster.drain_s.  SIGHUP reads settings and
+ * keys anew: what is marked reloadable takes effect, what is not is named in the log.  Workers are services of their
  * own and keep their weights; a router that comes back forms a new generation with them. */
 #include "router/app.h"
 
@@ -37,10 +38,14 @@
 #define DS4_REASONING_BYTES   ((size_t)64 << 20)
 #define DS4_HALF_CLOSE_MS     5000
 #define DS4_TICK_MS           50
+#define DS4_RELOAD_BYTES      ((size_t)16384)
 #define DS4_LAST_WORDS_MS     2000 /* connections get so long to take their last bytes */
 
 struct ds4_app {
-    const struct ds4_config *config;
+    struct ds4_config *config;
+    ds4_app_load_fn load;
+    void *load_arg;
+    int passed_fd; /* the service manager's listening socket; 0 = none */
     uv_loop_t loop;
     bool watching; /* signals and ticker are open */
     uv_poll_t signals;
@@ -61,8 +66,9 @@ struct ds4_app {
     struct ds4_api_context api;
     bool draining;
     int64_t drain_until_ns;
-    int64_t tick_ns; /* the last one */
-    int64_t ping_ms; /* 0: the service manager does not watch */
+    struct ds4_cluster_view shown; /* what the service manager was told last */
+    int64_t tick_ns;               /* the last one */
+    int64_t ping_ms;               /* 0: the service manager does not watch */
     struct ds4_deadline ping;
 };
 
@@ -234,15 +240,6 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
     return open_canary(app, err);
 }
 
-static void join_origins(const struct ds4_config_texts *origins, char *out, size_t size)
-{
-    size_t used = 0;
-
-    out[0] = '\0';
-    for (int32_t i = 0; i < origins->n && used < size; i++)
-        used += (size_t)snprintf(out + used, size - used, "%s%s", i == 0 ? "" : ",", origins->v[i]);
-}
-
 /* What the endpoints remember between requests. */
 static int open_stores(struct ds4_app *app, struct ds4_err *err)
 {
@@ -265,17 +262,17 @@ static int open_memory(struct ds4_app *app, struct ds4_err *err)
 
 static int open_server(struct ds4_app *app, struct ds4_err *err)
 {
-    static char origins[4096]; /* borrowed by the server for the process's life */
     const struct ds4_config *c = app->config;
     struct ds4_server_config server = {
         .listen = c->http.listen,
         .port = c->http.port,
+        .passed_fd = app->passed_fd,
         .open = c->http.open,
         .keys_file = c->http.keys_file,
         .max_body_bytes = (size_t)c->http.max_body,
         .out_buf_bytes = 2 * (size_t)c->http.out_buf,
         .half_close_ms = DS4_HALF_CLOSE_MS,
-        .cors_origins = origins,
+        .cors_origins = &c->http.cors_origins,
         .context = &app->api,
         .refuse = ds4_routes_refuse,
         .metrics = app->metrics,
@@ -283,7 +280,6 @@ static int open_server(struct ds4_app *app, struct ds4_err *err)
 
     if (open_stores(app, err) != 0)
         return -1;
-    join_origins(&c->http.cors_origins, origins, sizeof(origins));
     app->api.loop = &app->loop;
     app->api.config = c;
     app->api.shape = &app->shape;
@@ -300,6 +296,34 @@ static int open_server(struct ds4_app *app, struct ds4_err *err)
     return app->server == NULL ? -1 : 0;
 }
 
+/* The service manager's socket, if it passed one in, decides where we listen: what the settings say of
+ * address and port becomes what is true, so that every check of it holds. */
+static int adopt_socket(struct ds4_app *app, struct ds4_err *err)
+{
+    struct ds4_config *c = app->config;
+    char address[DS4_SERVICE_ADDRESS_BYTES], port[16];
+    int32_t number;
+    int fd;
+
+    if (ds4_service_listen_fd(&fd, err) != 0)
+        return -1;
+    if (fd < 0)
+        return 0;
+    if (ds4_service_listen_address(fd, address, &number, err) != 0)
+        return -1;
+    if (strcmp(c->http.listen, address) != 0 || c->http.port != number)
+        ds4_log(DS4_LOG_WARN, "router.socket",
+                "listen=%s port=%d message=\"http.listen and http.port say %s %d: "
+                "the socket of the service manager wins\"",
+                address, number, c->http.listen, c->http.port);
+    (void)snprintf(port, sizeof(port), "%d", number);
+    app->passed_fd = fd;
+    if (ds4_config_set(c, "http.listen", address, err) != 0 ||
+        ds4_config_set(c, "http.port", port, err) != 0)
+        return -1;
+    return ds4_config_check(c, err);
+}
+
 /* ---- signals and the end ------------------------------------------------------------------------------ */
 
 static void start_drain(struct ds4_app *app)
@@ -313,8 +337,35 @@ static void start_drain(struct ds4_app *app)
     ds4_service_stopping();
     ds4_log(DS4_LOG_INFO, "router.drain", "open=%zu limit_s=%d", ds4_server_n_open(app->server),
             app->config->cluster.drain_s);
-    ds4_server_stop_listening(app->server);
+    ds4_server_drain(app->server);
     ds4_cluster_drain(app->cluster);
+}
+
+/* SIGHUP.  A fault in the file or in the keys changes nothing. */
+static void reload(struct ds4_app *app)
+{
+    struct ds4_config *c = app->config, fresh = {0};
+    struct ds4_buf taken, left;
+    struct ds4_err err = {0};
+
+    if (app->load(app->load_arg, &fresh, &err) != 0 ||
+        ds4_server_read_keys(app->server, fresh.http.keys_file, &err) != 0) {
+        ds4_log(DS4_LOG_ERROR, "router.reload", "error=\"%s\"", err.msg);
+        ds4_config_deinit(&fresh);
+        return;
+    }
+    ds4_buf_init(&taken, DS4_RELOAD_BYTES);
+    ds4_buf_init(&left, DS4_RELOAD_BYTES);
+    ds4_config_take_live(c, &fresh, &taken, &left);
+    ds4_config_deinit(&fresh);
+    ds4_log_set_level((enum ds4_log_level)c->log.level);
+    ds4_sched_set_limits(app->sched, c->sched.default_max_new, c->sched.queue_max,
+                         c->sched.queue_s * 1000);
+    ds4_log(DS4_LOG_INFO, "router.reload", "changed=\"%.*s\" keys=read", (int)taken.len, taken.ptr);
+    if (left.len > 0)
+        ds4_log(DS4_LOG_WARN, "router.reload", "need_restart=\"%.*s\"", (int)left.len, left.ptr);
+    ds4_buf_deinit(&taken);
+    ds4_buf_deinit(&left);
 }
 
 static void on_signal(uv_poll_t *poll, int status, int events)
@@ -324,9 +375,27 @@ static void on_signal(uv_poll_t *poll, int status, int events)
 
     (void)status;
     (void)events;
-    while ((signum = ds4_service_next_signal(app->signal_fd)) != 0)
-        if (signum == SIGTERM || signum == SIGINT)
+    while ((signum = ds4_service_next_signal(app->signal_fd)) != 0) {
+        if (signum == SIGHUP && !app->draining)
+            reload(app);
+        else if (signum == SIGTERM || signum == SIGINT)
             start_drain(app);
+    }
+}
+
+/* The service manager shows the state in one line; told when it changes. */
+static void show_state(struct ds4_app *app, int64_t now_ns)
+{
+    enum ds4_cluster_state state = app->shown.state;
+    uint32_t generation = app->shown.generation;
+    int32_t n_reason = app->shown.n_reason;
+
+    ds4_cluster_view(app->cluster, now_ns, &app->shown);
+    if (app->shown.state != state || app->shown.generation != generation ||
+        app->shown.n_reason != n_reason)
+        ds4_service_status("%s, generation %u%s%s", ds4_cluster_state_text(app->shown.state),
+                           app->shown.generation, app->shown.n_reason > 0 ? ": " : "",
+                           app->shown.n_reason > 0 ? app->shown.reasons[0] : "");
 }
 
 static void on_tick(uv_timer_t *timer)
@@ -340,6 +409,7 @@ static void on_tick(uv_timer_t *timer)
                            late_ns > 0 ? (double)late_ns / (double)DS4_NS_PER_SEC : 0);
     app->tick_ns = now_ns;
     ds4_canary_tick(app->canary, now_ns);
+    show_state(app, now_ns);
     if (app->ping_ms > 0 && ds4_deadline_passed(app->ping)) {
         ds4_service_ping();
         app->ping = ds4_deadline_in_ms(app->ping_ms);
@@ -363,9 +433,9 @@ static int start_loop(struct ds4_app *app, struct ds4_err *err)
     return 0;
 }
 
-struct ds4_app *ds4_app_open(const struct ds4_config *config, int signal_fd, int *exit_code,
-                             struct ds4_err *err)
+struct ds4_app *ds4_app_open(const struct ds4_app_config *from, int *exit_code, struct ds4_err *err)
 {
+    struct ds4_config *config = from->config;
     struct ds4_app *app = calloc(1, sizeof(*app));
 
     *exit_code = DS4_EXIT_CONFIG;
@@ -374,13 +444,15 @@ struct ds4_app *ds4_app_open(const struct ds4_config *config, int signal_fd, int
         return NULL;
     }
     app->config = config;
-    app->signal_fd = signal_fd;
+    app->load = from->load;
+    app->load_arg = from->load_arg;
+    app->signal_fd = from->signal_fd;
     if (uv_loop_init(&app->loop) != 0) {
         (void)ds4_fail(err, DS4_E_IO, "could not open the event loop");
         free(app);
         return NULL;
     }
-    if (open_model(app, err) == 0)
+    if (adopt_socket(app, err) == 0 && open_model(app, err) == 0)
         app->metrics = ds4_metrics_new(app->api.model_name, err);
     if (app->metrics == NULL || show_build(app, err) != 0 || open_engine(app, err) != 0 ||
         open_memory(app, err) != 0 || open_server(app, err) != 0 || start_loop(app, err) != 0) {

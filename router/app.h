@@ -7,11 +7,21 @@
 
 struct ds4_app;
 
-/* Opens model metadata, vocabulary, scheduler, bus and HTTP listener, in this order.  `config` is
- * borrowed for the app's life; signal_fd (ds4_service_open_signals) as well.  NULL with *err;
- * *exit_code says how the process should end: 78 for settings and model, 75 for a port or folder that
- * is taken. */
-struct ds4_app *ds4_app_open(const struct ds4_config *config, int signal_fd, int *exit_code,
+/* Reads the settings anew into `fresh`, which is not initialised; called at SIGHUP.  -1 leaves it good
+ * for ds4_config_deinit only. */
+typedef int (*ds4_app_load_fn)(void *arg, struct ds4_config *fresh, struct ds4_err *err);
+
+struct ds4_app_config {
+    struct ds4_config *config; /* the app's own for its life: a reload changes it */
+    ds4_app_load_fn load;
+    void *load_arg;
+    int signal_fd; /* ds4_service_open_signals; borrowed */
+};
+
+/* Opens model metadata, vocabulary, scheduler, bus and HTTP listener, in this order; the listener is
+ * the service manager's if it passed one in.  NULL with *err; *exit_code says how the process should
+ * end: 78 for settings and model, 75 for a port or folder that is taken. */
+struct ds4_app *ds4_app_open(const struct ds4_app_config *from, int *exit_code,
                              struct ds4_err *err);
 
 /* Serves until SIGTERM or SIGINT has drained it (a second signal ends it at once); returns the exit

@@ -408,7 +408,7 @@ static void set_head(struct ds4_exchange *x, int status, const char *content_typ
     x->req->res.content_length = length;
     ds4_exchange_set_header(x, "content-type", content_type);
     ds4_exchange_set_header(x, "x-request-id", x->id);
-    if (x->gone)
+    if (x->gone || x->host->closing)
         x->req->http1_is_persistent = 0;
     x->started = true;
 }

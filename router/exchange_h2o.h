@@ -11,6 +11,7 @@ struct ds4_exchange_host {
     uv_loop_t *loop;
     size_t out_buf_bytes;
     uint64_t half_close_ms;
+    bool closing; /* an answer ends its connection */
     struct ds4_metrics *metrics;
     size_t n_connections;
     size_t n_open;      /* exchanges that have not ended */

@@ -56,10 +56,13 @@ static error_t on_option(int key, char *arg, struct argp_state *state)
     }
 }
 
-static int load(const struct arguments *a, struct ds4_config *config, struct ds4_err *err)
+static int load(void *arg, struct ds4_config *config, struct ds4_err *err)
 {
+    const struct arguments *a = arg;
     const char *path = a->config;
 
+    if (ds4_config_init(config, err) != 0)
+        return -1;
     if (path == NULL && access("/etc/ds4/ds4.conf", R_OK) == 0)
         path = "/etc/ds4/ds4.conf";
     if (path != NULL && ds4_config_load(config, path, err) != 0)
@@ -84,15 +87,17 @@ static int print(const struct ds4_config *config, struct ds4_err *err)
     return rc == 0 ? DS4_EXIT_OK : DS4_EXIT_CONFIG;
 }
 
-static int serve(const struct ds4_config *config, struct ds4_err *err)
+static int serve(struct arguments *a, struct ds4_config *config, struct ds4_err *err)
 {
+    struct ds4_app_config app_config = {.config = config, .load = load, .load_arg = a};
     int signal_fd = ds4_service_open_signals(err);
     int code = DS4_EXIT_CONFIG;
     struct ds4_app *app;
 
     if (signal_fd < 0)
         return code;
-    app = ds4_app_open(config, signal_fd, &code, err);
+    app_config.signal_fd = signal_fd;
+    app = ds4_app_open(&app_config, &code, err);
     if (app != NULL) {
         code = ds4_app_run(app);
         ds4_app_close(app);
@@ -106,7 +111,7 @@ int main(int argc, char **argv)
     static const struct argp argp = {
         options, on_option, NULL, "HTTP router and scheduler of a ds4 cluster.", NULL, NULL, NULL};
     struct arguments a = {0};
-    struct ds4_config config;
+    struct ds4_config config = {0};
     struct ds4_err err = {0};
     int code = DS4_EXIT_CONFIG;
 
@@ -114,17 +119,13 @@ int main(int argc, char **argv)
     ds4_log_set_name("router");
     if (argp_parse(&argp, argc, argv, 0, NULL, &a) != 0)
         return DS4_EXIT_CONFIG;
-    if (ds4_config_init(&config, &err) != 0) {
-        ds4_log(DS4_LOG_ERROR, "router.settings", "error=\"%s\"", err.msg);
-        return DS4_EXIT_CONFIG;
-    }
     if (ds4_fault_init(DS4_FAULT_ROUTER, &err) != 0 || load(&a, &config, &err) != 0) {
         ds4_log(DS4_LOG_ERROR, "router.settings", "error=\"%s\"", err.msg);
     } else {
         ds4_log_set_level((enum ds4_log_level)config.log.level);
         code = a.print_config   ? print(&config, &err)
                : a.check_config ? DS4_EXIT_OK
-                                : serve(&config, &err);
+                                : serve(&a, &config, &err);
         if (code != DS4_EXIT_OK)
             ds4_log(DS4_LOG_ERROR, "router.exit", "code=%d error=\"%s\"", code, err.msg);
     }

@@ -6,7 +6,6 @@
  * watch of exchange.c needs the descriptor. */
 #include "router/server.h"
 
-#include "common/config.h"
 #include "common/log.h"
 #include "common/metrics.h"
 #include "common/vec.h"
@@ -38,6 +37,11 @@ struct route_handler {
 
 DS4_VEC_TYPE(key_list, struct ds4_str);
 
+struct key_ring {
+    char *bytes; /* owns what `keys` view */
+    struct key_list keys;
+};
+
 struct ds4_server {
     struct ds4_server_config config;
     struct ds4_exchange_host host;
@@ -48,14 +52,13 @@ struct ds4_server {
     bool listening;
     int32_t port;
     struct connection *connections;
-    char *key_bytes; /* owns what `keys` view */
-    struct key_list keys;
+    struct key_ring ring;
 };
 
 /* ---- keys ------------------------------------------------------------------------------------- */
 
 /* "key" or "key name" per line; blank lines and lines that start with # are skipped. */
-static int parse_keys(struct ds4_server *server, struct ds4_str text, struct ds4_err *err)
+static int parse_keys(struct key_ring *ring, struct ds4_str text, struct ds4_err *err)
 {
     struct ds4_str line;
     size_t end, key_len;
@@ -72,15 +75,15 @@ static int parse_keys(struct ds4_server *server, struct ds4_str text, struct ds4
         if (line.len > DS4_KEY_BYTES_MAX)
             return ds4_fail(err, DS4_E_INVALID, "http.keys_file: a key is %zu bytes, at most %d",
                             line.len, DS4_KEY_BYTES_MAX);
-        if (DS4_VEC_PUSH(&server->keys, line) != 0)
+        if (DS4_VEC_PUSH(&ring->keys, line) != 0)
             return ds4_fail(err, DS4_E_NOMEM, "http.keys_file: no memory");
     }
-    if (server->keys.len == 0)
+    if (ring->keys.len == 0)
         return ds4_fail(err, DS4_E_INVALID, "http.keys_file holds no key");
     return 0;
 }
 
-static int read_keys(struct ds4_server *server, const char *path, struct ds4_err *err)
+static int read_keys(struct key_ring *ring, const char *path, struct ds4_err *err)
 {
     FILE *file = fopen(path, "re");
     bool unread;
@@ -88,17 +91,43 @@ static int read_keys(struct ds4_server *server, const char *path, struct ds4_err
 
     if (file == NULL)
         return ds4_fail(err, DS4_E_INVALID, "http.keys_file %s: %s", path, strerror(errno));
-    server->key_bytes = calloc(1, DS4_KEYS_FILE_MAX + 1);
-    n = server->key_bytes == NULL ? 0 : fread(server->key_bytes, 1, DS4_KEYS_FILE_MAX + 1, file);
+    ring->bytes = calloc(1, DS4_KEYS_FILE_MAX + 1);
+    n = ring->bytes == NULL ? 0 : fread(ring->bytes, 1, DS4_KEYS_FILE_MAX + 1, file);
     unread = ferror(file) != 0;
     (void)fclose(file);
-    if (server->key_bytes == NULL)
+    if (ring->bytes == NULL)
         return ds4_fail(err, DS4_E_NOMEM, "http.keys_file: no memory");
     if (unread)
         return ds4_fail(err, DS4_E_INVALID, "could not read http.keys_file %s", path);
     if (n > DS4_KEYS_FILE_MAX)
         return ds4_fail(err, DS4_E_INVALID, "http.keys_file %s is over 1 MiB", path);
-    return parse_keys(server, (struct ds4_str){server->key_bytes, n}, err);
+    return parse_keys(ring, (struct ds4_str){ring->bytes, n}, err);
+}
+
+static void drop_keys(struct key_ring *ring)
+{
+    free(ring->bytes);
+    DS4_VEC_DEINIT(&ring->keys);
+    *ring = (struct key_ring){0};
+}
+
+/* The keys of a file, none if it has no name.  -1 leaves *ring empty. */
+static int load_keys(const struct ds4_server_config *config, const char *path,
+                     struct key_ring *ring, struct ds4_err *err)
+{
+    *ring = (struct key_ring){0};
+    if (path != NULL && path[0] != '\0') {
+        if (read_keys(ring, path, err) == 0)
+            return 0;
+        drop_keys(ring);
+        return -1;
+    }
+    if (config->open || ds4_config_is_loopback(config->listen))
+        return 0;
+    return ds4_fail(err, DS4_E_INVALID,
+                    "http.listen is %s, which is not loopback: set http.keys_file, or http.open = "
+                    "true to serve without keys",
+                    config->listen);
 }
 
 /* Compares against every key in full: the time tells neither which key nor how much of it matched. */
@@ -108,8 +137,8 @@ static bool key_matches(const struct ds4_server *server, struct ds4_str given)
 
     if (given.ptr == NULL)
         return false;
-    for (size_t i = 0; i < server->keys.len; i++) {
-        const struct ds4_str key = server->keys.ptr[i];
+    for (size_t i = 0; i < server->ring.keys.len; i++) {
+        const struct ds4_str key = server->ring.keys.ptr[i];
         unsigned diff = (unsigned)(key.len ^ given.len);
 
         for (size_t b = 0; b < key.len; b++)
@@ -125,7 +154,7 @@ static bool authorised(const struct ds4_server *server, const struct ds4_exchang
     struct ds4_str bearer = ds4_exchange_header(x, "authorization");
     struct ds4_str key = ds4_exchange_header(x, "x-api-key");
 
-    if (server->keys.len == 0)
+    if (server->ring.keys.len == 0)
         return true;
     if (bearer.len > 7 && strncasecmp(bearer.ptr, "bearer ", 7) == 0)
         bearer = ds4_str_trim(ds4_str_skip(bearer, 7));
@@ -217,19 +246,11 @@ static void refuse_path(struct ds4_server *server, struct ds4_exchange *x)
 
 /* ---- cross-origin requests -------------------------------------------------------------------- */
 
-static bool origin_allowed(const char *list, struct ds4_str origin)
+static bool origin_allowed(const struct ds4_config_texts *list, struct ds4_str origin)
 {
-    struct ds4_str rest = ds4_str_view(list);
-    size_t comma;
-
-    if (ds4_str_equal(rest, DS4_STR("*")))
-        return true;
-    while (rest.len > 0) {
-        comma = ds4_str_find(rest, DS4_STR(","), 0);
-        if (ds4_str_equal(ds4_str_trim(ds4_str_head(rest, comma)), origin))
+    for (int32_t i = 0; i < list->n; i++)
+        if (strcmp(list->v[i], "*") == 0 || ds4_str_equal(ds4_str_view(list->v[i]), origin))
             return true;
-        rest = ds4_str_skip(rest, comma == DS4_STR_NONE ? rest.len : comma + 1);
-    }
     return false;
 }
 
@@ -238,8 +259,7 @@ static void add_cors_headers(const struct ds4_server *server, struct ds4_exchang
     struct ds4_str origin = ds4_exchange_header(x, "origin");
     char copy[256];
 
-    if (server->config.cors_origins == NULL || server->config.cors_origins[0] == '\0' ||
-        origin.len == 0 || origin.len >= sizeof(copy) ||
+    if (origin.len == 0 || origin.len >= sizeof(copy) ||
         !origin_allowed(server->config.cors_origins, origin))
         return;
     memcpy(copy, origin.ptr, origin.len);
@@ -475,7 +495,9 @@ static int start_listening(struct ds4_server *server, const struct sockaddr_stor
     (void)uv_tcp_init(server->host.loop, &server->listener);
     server->listener.data = server;
     server->listening = true;
-    rc = uv_tcp_bind(&server->listener, (const struct sockaddr *)address, 0);
+    rc = server->config.passed_fd > 0
+             ? uv_tcp_open(&server->listener, server->config.passed_fd)
+             : uv_tcp_bind(&server->listener, (const struct sockaddr *)address, 0);
     if (rc == 0)
         rc = uv_listen((uv_stream_t *)&server->listener, DS4_LISTEN_BACKLOG, on_connection);
     if (rc == 0)
@@ -508,17 +530,8 @@ struct ds4_server *ds4_server_open(uv_loop_t *loop, const struct ds4_server_conf
     (void)getrandom(&server->host.id_seed, sizeof(server->host.id_seed), 0);
     if (parse_address(config, &address, err) != 0)
         goto fail;
-    if (config->keys_file != NULL && config->keys_file[0] != '\0' &&
-        read_keys(server, config->keys_file, err) != 0)
+    if (load_keys(config, config->keys_file, &server->ring, err) != 0)
         goto fail;
-    if (server->keys.len == 0 && !config->open && !ds4_config_is_loopback(config->listen)) {
-        (void)ds4_fail(
-            err, DS4_E_INVALID,
-            "http.listen is %s, which is not loopback: set http.keys_file, or http.open = "
-            "true to serve without keys",
-            config->listen);
-        goto fail;
-    }
     set_up_h2o(server, loop);
     if (start_listening(server, &address, err) == 0)
         return server;
@@ -532,6 +545,22 @@ fail:
 int32_t ds4_server_port(const struct ds4_server *server)
 {
     return server->port;
+}
+
+int ds4_server_read_keys(struct ds4_server *server, const char *keys_file, struct ds4_err *err)
+{
+    struct key_ring ring;
+
+    if (load_keys(&server->config, keys_file, &ring, err) != 0)
+        return -1;
+    drop_keys(&server->ring);
+    server->ring = ring;
+    return 0;
+}
+
+void ds4_server_drain(struct ds4_server *server)
+{
+    server->host.closing = true;
 }
 
 void ds4_server_stop_listening(struct ds4_server *server)
@@ -579,7 +608,6 @@ void ds4_server_free(struct ds4_server *server)
 {
     if (server == NULL)
         return;
-    free(server->key_bytes);
-    DS4_VEC_DEINIT(&server->keys);
+    drop_keys(&server->ring);
     free(server);
 }

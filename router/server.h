@@ -7,6 +7,7 @@
 #ifndef DS4_ROUTER_SERVER_H
 #define DS4_ROUTER_SERVER_H
 
+#include "common/config.h"
 #include "common/err.h"
 #include "router/exchange.h"
 
@@ -33,12 +34,13 @@ typedef void (*ds4_refuse_fn)(struct ds4_exchange *x, int status, const char *co
 struct ds4_server_config {
     const char *listen;    /* address; loopback unless keys are set or `open` */
     int32_t port;          /* 0 = any free port, see ds4_server_port */
+    int passed_fd;         /* a socket that listens there already, taken over; 0 = open one */
     bool open;             /* allow a public address without keys */
     const char *keys_file; /* one key per line, "key" or "key name"; NULL or "" = no keys */
     size_t max_body_bytes;
-    size_t out_buf_bytes;     /* backlog limit of one stream */
-    int32_t half_close_ms;    /* a client that closed its sending side is gone after this time */
-    const char *cors_origins; /* "" = off, "*" or a comma-separated list */
+    size_t out_buf_bytes;  /* backlog limit of one stream */
+    int32_t half_close_ms; /* a client that closed its sending side is gone after this time */
+    const struct ds4_config_texts *cors_origins; /* empty = off; "*" = any; read at every request */
     const struct ds4_route *routes;
     size_t n_routes;
     void *context;               /* passed to handlers */
@@ -52,6 +54,12 @@ struct ds4_server_config {
 struct ds4_server *ds4_server_open(struct uv_loop_s *loop, const struct ds4_server_config *config,
                                    struct ds4_err *err);
 int32_t ds4_server_port(const struct ds4_server *server);
+/* Reads the keys anew, from another file or none.  -1 as at the opening, and the old ones stay. */
+int ds4_server_read_keys(struct ds4_server *server, const char *keys_file,
+                         struct ds4_err *err) DS4_MUST_CHECK;
+/* From now on an answer ends its connection.  New ones are still accepted: whoever comes is told that
+ * the server stops, instead of waiting for its successor. */
+void ds4_server_drain(struct ds4_server *server);
 /* Stops accepting; open connections go on. */
 void ds4_server_stop_listening(struct ds4_server *server);
 /* Exchanges that have not ended. */

@@ -55,6 +55,14 @@ struct ds4_sched *ds4_sched_new(const struct ds4_sched_config *config,
     return s;
 }
 
+void ds4_sched_set_limits(struct ds4_sched *s, int32_t default_max_new, int32_t queue_max,
+                          int32_t queue_ms)
+{
+    s->config.default_max_new = default_max_new;
+    s->config.queue_max = queue_max;
+    s->config.queue_ms = queue_ms;
+}
+
 void ds4_sched_shape(const struct ds4_sched *s, struct ds4_form *form)
 {
     int32_t rows = s->config.chunk_tok;

@@ -51,6 +51,10 @@ struct ds4_sched *ds4_sched_new(const struct ds4_sched_config *config,
 /* Requests still held end with DS4_REASON_DRAINING. */
 void ds4_sched_free(struct ds4_sched *sched);
 
+/* What a reload may change; requests that wait already keep their place.  All positive. */
+void ds4_sched_set_limits(struct ds4_sched *sched, int32_t default_max_new, int32_t queue_max,
+                          int32_t queue_ms);
+
 /* What FORM says for the coming generation: max_seqs and max_step_tok from the settings. */
 void ds4_sched_shape(const struct ds4_sched *sched, struct ds4_form *form);
 

@@ -16,6 +16,7 @@ PROGRAMS = ["sbin/ds4-router", "libexec/ds4-worker", "bin/ds4-text", "bin/ds4-gg
 OTHERS = [
     "lib/systemd/system/ds4.target",
     "lib/systemd/system/ds4-router.service",
+    "lib/systemd/system/ds4-router.socket",
     "lib/systemd/system/ds4-worker@.service",
     "lib/sysusers.d/ds4.conf",
     "lib/tmpfiles.d/ds4.conf",
@@ -89,14 +90,32 @@ class Install(unittest.TestCase):
             done = run(self.path(program), "--config", settings, "--check-config")
             self.assertEqual(done.returncode, 0, done.stdout)
 
+    def analyze(self, *command):
+        folder = self.path("lib/systemd/system")
+        return run("systemd-analyze", *command, env=dict(os.environ, SYSTEMD_UNIT_PATH=folder + ":"))
+
     @unittest.skipUnless(shutil.which("systemd-analyze"), "systemd-analyze is not installed")
     def test_units_are_valid(self):
         folder = self.path("lib/systemd/system")
-        done = run("systemd-analyze", "verify", "--man=no", folder + "/ds4.target",
-                   folder + "/ds4-router.service", folder + "/ds4-worker@0.service",
-                   env=dict(os.environ, SYSTEMD_UNIT_PATH=folder + ":"))
+        done = self.analyze("verify", "--man=no", folder + "/ds4.target", folder + "/ds4-router.socket",
+                            folder + "/ds4-router.service", folder + "/ds4-worker@0.service")
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertNotIn("ds4", done.stdout)
+
+    @unittest.skipUnless(shutil.which("systemd-analyze"), "systemd-analyze is not installed")
+    def test_services_are_confined(self):
+        """Exposure by systemd's own measure, 0 to 10; the worker needs the host's devices and memory."""
+        for unit, limit in (("ds4-router.service", 2.0), ("ds4-worker@0.service", 4.5)):
+            done = self.analyze("security", "--offline=true", "--no-pager",
+                                "--threshold=%d" % (10 * limit), self.path("lib/systemd/system/" + unit))
+            self.assertEqual(done.returncode, 0, done.stdout)
+
+    def test_a_stage_may_use_the_graphics_cards(self):
+        """Directives that hide or forbid device nodes, also where they do so by implication."""
+        with open(self.path("lib/systemd/system/ds4-worker@.service"), encoding="utf-8") as unit:
+            names = {line.partition("=")[0] for line in unit if "=" in line and line[0] not in "#["}
+        self.assertEqual(names & {"PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock",
+                                  "MemoryDenyWriteExecute", "PrivateIPC", "PrivateUsers"}, set())
 
     @unittest.skipUnless(shutil.which("systemd-sysusers") and shutil.which("systemd-tmpfiles") and
                          os.geteuid() == 0, "needs systemd's tools and the right to change owners")

@@ -1,6 +1,7 @@
 /* Signals, notifications as systemd would receive them, watchdog interval, exit codes. */
 #include "common/service.h"
 
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -125,6 +126,33 @@ static void passed_sockets_are_counted(void **state)
     assert_int_equal(unsetenv("LISTEN_FDS"), 0);
 }
 
+static void a_passed_socket_says_where_it_listens(void **state)
+{
+    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    char address[DS4_SERVICE_ADDRESS_BYTES];
+    int32_t port = 0;
+    struct ds4_err err = {0};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int fd6 = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    (void)state;
+    assert_int_equal(bind(fd, (struct sockaddr *)&v4, sizeof(v4)), 0);
+    assert_int_equal(ds4_service_listen_address(fd, address, &port, &err), -1); /* not yet */
+    assert_int_equal(err.code, DS4_E_INVALID);
+    assert_int_equal(listen(fd, 1), 0);
+    assert_int_equal(ds4_service_listen_address(fd, address, &port, NULL), 0);
+    assert_string_equal(address, "127.0.0.1");
+    assert_in_range(port, 1, 65535);
+    assert_int_equal(ds4_service_listen_address(STDIN_FILENO, address, &port, NULL), -1);
+    if (fd6 >= 0 && bind(fd6, (struct sockaddr *)&v6, sizeof(v6)) == 0 && listen(fd6, 1) == 0) {
+        assert_int_equal(ds4_service_listen_address(fd6, address, &port, NULL), 0);
+        assert_string_equal(address, "::1");
+    }
+    (void)close(fd);
+    (void)close(fd6);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -133,6 +161,7 @@ int main(void)
         cmocka_unit_test(signals_become_readable),
         cmocka_unit_test(exit_codes_have_meanings),
         cmocka_unit_test(passed_sockets_are_counted),
+        cmocka_unit_test(a_passed_socket_says_where_it_listens),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
