@@ -5,6 +5,7 @@
 #include "worker/settings.h"
 
 #include "common/choices.h"
+#include "worker/rig.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -24,8 +25,36 @@ static int32_t larger(int32_t a, int32_t b)
     return a > b ? a : b;
 }
 
-static void fill_stage(const struct ds4_config *config, int32_t stage, int32_t n_stage,
-                       struct ds4_stage_config *out)
+/* What the gpu section says of this stage; a list of one value is for all of them. */
+static int fill_card(const struct ds4_config *config, int32_t stage, struct ds4_stage_config *out,
+                     struct ds4_err *err)
+{
+    const struct ds4_config_texts *device = &config->gpu.device;
+    const struct ds4_config_ints *limit = &config->gpu.memory_limit_mb;
+    const struct ds4_config_texts *cards = &config->gpu.cards;
+
+    out->device.ordinal = stage;
+    if (device->n > 0)
+        out->device.card = device->v[device->n == 1 ? 0 : stage];
+    if (limit->n > 0)
+        out->memory_limit_bytes = (size_t)limit->v[limit->n == 1 ? 0 : stage] << 20;
+    for (int32_t s = 0; s < cards->n; s++) {
+        struct ds4_card one[DS4_MAX_STAGES];
+        int32_t n = ds4_cards_parse(cards->v[s], one, err);
+
+        if (n != 1)
+            return n < 0 ? ds4_err_wrap(err, "gpu.cards")
+                         : ds4_fail(err, DS4_E_INVALID,
+                                    "gpu.cards: \"%.64s\" must be one card, as in {\"64\", \"80\"}",
+                                    cards->v[s]);
+        out->card[s] = one[0];
+    }
+    out->n_card = cards->n;
+    return 0;
+}
+
+static int fill_stage(const struct ds4_config *config, int32_t stage, int32_t n_stage,
+                      struct ds4_stage_config *out, struct ds4_err *err)
 {
     int32_t max_seqs = smaller(config->sched.max_seqs, DS4_MAX_STEP_ENTRIES);
 
@@ -48,6 +77,7 @@ static void fill_stage(const struct ds4_config *config, int32_t stage, int32_t n
         .n_blocks = config->kv.blocks,
         .hot_window_tok = config->kv.hot_window,
     };
+    return fill_card(config, stage, out, err);
 }
 
 static int fill_endpoint(const struct ds4_config *config, struct ds4_worker_settings *out,
@@ -88,7 +118,8 @@ int ds4_worker_settings_fill(const struct ds4_config *config, int32_t stage,
         return ds4_fail(err, DS4_E_INVALID, "model.path is not set");
     if (config->cluster.pipe == DS4_PIPE_NCCL)
         return ds4_fail(err, DS4_E_INVALID, "cluster.pipe = nccl is not in this build");
-    fill_stage(config, stage, n_stage, &out->stage);
+    if (fill_stage(config, stage, n_stage, &out->stage, err) != 0)
+        return -1;
     control->loop = (struct ds4_loop_config){
         .stage = out->stage,
         .pipe = &ds4_pipe_shm,
