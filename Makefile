@@ -15,6 +15,8 @@ COMMIT      := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown
 CUDA_HOME   ?= /usr/local/cuda
 NVCC        ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
 CUDA        ?= 0
+NCCL_HOME   ?= $(CUDA_HOME)
+NCCL        ?= $(if $(wildcard $(NCCL_HOME)/include/nccl.h),$(CUDA),0)
 CUDA_SM90   ?=
 NVCC_FMAD   ?= true
 STAGES      ?= 2
@@ -66,6 +68,9 @@ ifeq ($(CUDA),1)
 LIBS_gpu := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart -lcublas -lstdc++
 LIBS_worker += $(LIBS_gpu)
 endif
+ifeq ($(NCCL),1)
+LIBS_worker += -L$(NCCL_HOME)/lib -Wl,-rpath,$(NCCL_HOME)/lib -lnccl
+endif
 
 # Debian's names (Ubuntu's are the same).  CUDA and NCCL come from the vendor and are optional.
 # libssl: h2o's headers; systemd: systemd-analyze; prometheus: promtool; npm: the vocabulary.
@@ -82,7 +87,7 @@ SRC_common  := $(wildcard common/*.c)
 SRC_proto   := $(wildcard proto/*.c)
 SRC_kernels := $(wildcard kernels/*.c kernels/cpu/*.c)
 SRC_router  := $(filter-out $(MAINS),$(wildcard router/*.c router/*/*.c))
-SRC_worker  := $(filter-out $(MAINS) $(if $(filter 0,$(CUDA)),worker/pipe_nccl.c),$(wildcard worker/*.c))
+SRC_worker  := $(filter-out $(MAINS) $(if $(filter 0,$(NCCL)),worker/pipe_nccl.c),$(wildcard worker/*.c))
 SRC_support := $(wildcard tests/support/*.c)
 SRC_cuda    := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu))
 obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
@@ -144,12 +149,14 @@ $(BUILD)/obj/%.o: %.cu
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 
 # What decides which sources and macros are in, so that CUDA=0 after CUDA=1 rebuilds what it must.
-CHOICE := CUDA=$(CUDA) $(MARCH) $(COMMIT)
+CHOICE := CUDA=$(CUDA) NCCL=$(NCCL) $(MARCH) $(COMMIT)
 $(BUILD)/choice: always
 	@mkdir -p $(@D)
 	@echo '$(CHOICE)' | cmp -s - $@ || echo '$(CHOICE)' >$@
-$(call obj,kernels/backend.c router/main.c worker/main.c): $(BUILD)/choice
+$(call obj,kernels/backend.c worker/pipe.c router/main.c worker/main.c): $(BUILD)/choice
 CFLAGS_kernels/backend := $(if $(SRC_cuda),-DDS4_HAVE_CUDA)
+CFLAGS_worker/pipe     := $(if $(filter 1,$(NCCL)),-DDS4_HAVE_NCCL)
+CFLAGS_worker/pipe_nccl := -isystem $(NCCL_HOME)/include -isystem $(CUDA_HOME)/include
 CFLAGS_router/main     := -DDS4_COMMIT='"$(COMMIT)"'
 CFLAGS_worker/main     := -DDS4_COMMIT='"$(COMMIT)"'
 

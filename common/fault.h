@@ -21,6 +21,8 @@
 #define DS4_FAULT_TABLE(X)                                                                         \
     X(CLOCK_JUMP, "clock_jump") /* the clock of people and files leaps back an hour */             \
     X(CUDA_STICKY_ERROR, "cuda_sticky_error") /* the device faults: exit 70 */                     \
+    X(NCCL_PEER_EXIT, "nccl_peer_exit")       /* the process is killed before it sends */          \
+    X(NCCL_HANG, "nccl_hang")                 /* a step's rows or record are never sent */         \
     X(STEP_MSG_DROP, "step_msg_drop")         /* a step never arrives: exit 72 at the next */      \
     X(STEP_MSG_DUP, "step_msg_dup")           /* a step arrives twice: exit 72 */                  \
     X(STALE_EPOCH_MSG, "stale_epoch_msg")     /* a step of another generation: dropped, counted */

@@ -22,6 +22,13 @@ const struct ds4_backend *ds4_backend_find(const char *name)
     return NULL;
 }
 
+int32_t ds4_backend_n_device(const char *name)
+{
+    const struct ds4_backend *backend = ds4_backend_find(name);
+
+    return backend == NULL ? 0 : backend->n_device();
+}
+
 const char *volatile ds4_backend_kernel = "none";
 static ds4_device_fault_fn fault_hook; /* set before the first operation, then only read */
 

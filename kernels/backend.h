@@ -32,8 +32,7 @@ extern "C" {
 struct ds4_device; /* opaque; one per worker */
 
 struct ds4_device_config {
-    const char *card; /* cuda: number, PCI address or UUID of the card; NULL or "": the next */
-    int32_t ordinal;  /* cuda: the card of this number, counted round over those visible */
+    int32_t ordinal;  /* CUDA device number; ignored by cpu */
     int32_t n_thread; /* cpu pool size incl. the caller; 0 = all cores */
     enum ds4_isa isa; /* cpu only; one the machine lacks is DS4_E_INVALID */
     enum ds4_products products;
@@ -332,6 +331,7 @@ struct ds4_backend {
     void (*close)(struct ds4_device *dev);
     /* For log lines and health: processor name and instruction set, or card and capability. */
     const char *(*describe)(const struct ds4_device *dev);
+    int32_t (*n_device)(void);
     /* Bytes free and total on the device (host memory on cpu). */
     void (*memory)(struct ds4_device *dev, size_t *free_bytes, size_t *total_bytes);
 
@@ -343,9 +343,16 @@ struct ds4_backend {
     /* Start-up only: blocks [0, n_block) of a synthetic tensor to dst, the same bytes on every device. */
     void (*synth)(struct ds4_device *dev, const struct ds4_synth_recipe *recipe, uint64_t n_block,
                   void *dst);
+    /* Makes host memory one that the device copies from and to without a buffer between, until unpin.
+     * A hint: where it cannot be done, copies are slower. */
+    void (*pin)(struct ds4_device *dev, void *host, size_t bytes);
+    void (*unpin)(struct ds4_device *dev, void *host);
+    /* The native queue of operations (a cudaStream_t) and the device's number, for a transport that
+     * works on the device itself; NULL on cpu. */
+    void *(*queue)(struct ds4_device *dev, int32_t *ordinal);
 
     /* Scratch bytes the operations need below those limits; handed over once, before the first
-     * operation.  On cuda they are the same for every card: dev may be NULL, for plans without one. */
+     * operation. */
     size_t (*scratch_bytes)(const struct ds4_device *dev, const struct ds4_limits *limits);
     void (*set_scratch)(struct ds4_device *dev, void *scratch, size_t bytes);
 
@@ -371,6 +378,9 @@ struct ds4_backend {
 
 /* "cpu" or "cuda"; NULL if not built in. */
 const struct ds4_backend *ds4_backend_find(const char *name);
+
+/* Devices this process sees: 1 for cpu, 0 for a backend that is not built in or has none. */
+int32_t ds4_backend_n_device(const char *name);
 
 /* A device fault, and where our code noticed it: a device reports late, so `kernel`, the one launched
  * last, is a hint.  Must not return. */

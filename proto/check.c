@@ -373,6 +373,14 @@ int ds4_check_fatal(const struct ds4_fatal_report *report, struct ds4_err *err)
     return 0;
 }
 
+int ds4_check_pipe_id(const struct ds4_pipe_id *id, struct ds4_err *err)
+{
+    if (id->n_byte < 1 || id->n_byte > DS4_MAX_PIPE_ID)
+        return ds4_fail(err, DS4_E_PROTOCOL, "pipe id of %d bytes, must be 1 to %d",
+                        (int)id->n_byte, DS4_MAX_PIPE_ID);
+    return 0;
+}
+
 int ds4_check_note(const struct ds4_note *note, struct ds4_err *err)
 {
     return is_text("note", note->text, sizeof(note->text), err);

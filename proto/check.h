@@ -16,6 +16,7 @@ int ds4_check_hello(const struct ds4_hello *hello, struct ds4_err *err) DS4_MUST
 int ds4_check_form(const struct ds4_form *form, struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_check_health(const struct ds4_health *health, struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_check_fatal(const struct ds4_fatal_report *report, struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_check_pipe_id(const struct ds4_pipe_id *id, struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_check_note(const struct ds4_note *note, struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_check_kv_write(const struct ds4_kv_write *write, struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_check_kv_read(const struct ds4_kv_read *read, struct ds4_err *err) DS4_MUST_CHECK;

@@ -551,6 +551,38 @@ int ds4_codec_decode_form(struct ds4_str payload, struct ds4_arena *scratch, str
     return rc;
 }
 
+/* ---- pipe id ---- */
+
+int ds4_codec_encode_pipe_id(const struct ds4_pipe_id *id, struct ds4_buf *out, struct ds4_err *err)
+{
+    Ds4__Wire__PipeId wire = DS4__WIRE__PIPE_ID__INIT;
+
+    if (ds4_check_pipe_id(id, err))
+        return -1;
+    wire.id = (ProtobufCBinaryData){(size_t)id->n_byte, (uint8_t *)(uintptr_t)id->byte};
+    return ds4_codec_pack(&wire.base, "pipe id", out, err);
+}
+
+int ds4_codec_decode_pipe_id(struct ds4_str payload, struct ds4_arena *scratch,
+                             struct ds4_pipe_id *out, struct ds4_err *err)
+{
+    struct ds4_arena_mark mark = ds4_arena_mark(scratch);
+    const Ds4__Wire__PipeId *wire =
+        ds4_codec_unpack(&ds4__wire__pipe_id__descriptor, "pipe id", payload, scratch, err);
+    int rc = -1;
+
+    *out = (struct ds4_pipe_id){0};
+    if (wire != NULL &&
+        ds4_codec_get_count("pipe id bytes", wire->id.len, DS4_MAX_PIPE_ID, &out->n_byte, err) ==
+            0 &&
+        ds4_check_pipe_id(out, err) == 0) {
+        memcpy(out->byte, wire->id.data, wire->id.len);
+        rc = 0;
+    }
+    ds4_arena_reset(scratch, mark);
+    return rc;
+}
+
 /* ---- health, fatal, note ---- */
 
 int ds4_codec_encode_health(const struct ds4_health *health, struct ds4_buf *out,

@@ -58,6 +58,11 @@ int ds4_codec_encode_fatal(const struct ds4_fatal_report *report, struct ds4_buf
 int ds4_codec_decode_fatal(struct ds4_str payload, uint32_t generation, struct ds4_arena *scratch,
                            struct ds4_fatal_report *out, struct ds4_err *err) DS4_MUST_CHECK;
 
+int ds4_codec_encode_pipe_id(const struct ds4_pipe_id *id, struct ds4_buf *out,
+                             struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_codec_decode_pipe_id(struct ds4_str payload, struct ds4_arena *scratch,
+                             struct ds4_pipe_id *out, struct ds4_err *err) DS4_MUST_CHECK;
+
 int ds4_codec_encode_note(const struct ds4_note *note, struct ds4_buf *out,
                           struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_codec_decode_note(struct ds4_str payload, struct ds4_arena *scratch, struct ds4_note *out,

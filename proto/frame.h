@@ -33,6 +33,7 @@
  *   KV_DONE      ds4_kv_done; answers KV_WRITE, KV_READ, KV_UNLINK
  *   FATAL        ds4_fatal_report; the worker is leaving
  *   BYE          empty; the worker leaves as asked
+ *   PIPE_OFFER   ds4_pipe_id; stage 0 only, for the others
  *   WELCOME      empty; HELLO was accepted.  Any other frame from the router says so as well
  *   REFUSED      ds4_note; HELLO was not accepted, the worker exits as misconfigured
  *   FORM         ds4_form
@@ -42,7 +43,8 @@
  *   KV_UNLINK    ds4_kv_unlink
  *   ABORT        empty; drop the envelope's generation, keep the weights
  *   DRAIN        empty; finish the posted steps, then leave with exit 75: to be started again
- *   STOP         empty; leave after the running step */
+ *   STOP         empty; leave after the running step
+ *   PIPE_ID      ds4_pipe_id; stage 0's offer of the envelope's generation */
 #define DS4_FRAME_KINDS(X)                                                                         \
     X(DS4_FRAME_HELLO, "HELLO", 1, W)                                                              \
     X(DS4_FRAME_HEALTH, "HEALTH", 2, W)                                                            \
@@ -53,6 +55,7 @@
     X(DS4_FRAME_BYE, "BYE", 7, W)                                                                  \
     X(DS4_FRAME_STEP_DONE, "STEP_DONE", 8, W)                                                      \
     X(DS4_FRAME_KV_DONE, "KV_DONE", 9, W)                                                          \
+    X(DS4_FRAME_PIPE_OFFER, "PIPE_OFFER", 10, W)                                                   \
     X(DS4_FRAME_WELCOME, "WELCOME", 65, R)                                                         \
     X(DS4_FRAME_REFUSED, "REFUSED", 66, R)                                                         \
     X(DS4_FRAME_FORM, "FORM", 67, R)                                                               \
@@ -62,7 +65,8 @@
     X(DS4_FRAME_STOP, "STOP", 71, R)                                                               \
     X(DS4_FRAME_KV_WRITE, "KV_WRITE", 72, R)                                                       \
     X(DS4_FRAME_KV_READ, "KV_READ", 73, R)                                                         \
-    X(DS4_FRAME_KV_UNLINK, "KV_UNLINK", 74, R)
+    X(DS4_FRAME_KV_UNLINK, "KV_UNLINK", 74, R)                                                     \
+    X(DS4_FRAME_PIPE_ID, "PIPE_ID", 75, R)
 
 enum ds4_frame_kind {
 #define DS4_FRAME_ENUM(kind, text, number, sender) kind = (number),

@@ -32,6 +32,7 @@
 #define DS4_MAX_KV_JOBS      64   /* KV_WRITE, KV_READ and KV_UNLINK a stage may have unanswered */
 #define DS4_MAX_KV_WRITES    4    /* of them KV_WRITE: each holds a buffer */
 #define DS4_POINT_GROUPS     8    /* kinds of compressor in one model */
+#define DS4_MAX_PIPE_ID      256  /* bytes */
 
 /* How the last stage picks a token.  Values were range-checked by the router. */
 struct ds4_sampling {
@@ -271,6 +272,13 @@ struct ds4_form {
     /* What points and stagings of this stage may take together, each rounded up to its unit_bytes; at
      * most what HELLO offered.  Below it no operation can fail for memory.  Forming drops all of them. */
     int64_t host_bytes;
+};
+
+/* Where a generation's stages meet, made by stage 0 and passed on by the router: for pipes whose meeting
+ * point cannot be derived from pipe_key.  Good for one formation; a new one gets a new id. */
+struct ds4_pipe_id {
+    int32_t n_byte;
+    uint8_t byte[DS4_MAX_PIPE_ID];
 };
 
 /* Heartbeat, every 500 ms and at every state change. */

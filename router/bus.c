@@ -201,6 +201,16 @@ static void send_form(void *owner, const struct ds4_peer *to, const struct ds4_f
     send_or_log(bus, to, DS4_FRAME_FORM, form->generation, ds4_buf_view(&bus->out));
 }
 
+static void send_pipe_id(void *owner, const struct ds4_peer *to, uint32_t generation,
+                         const struct ds4_pipe_id *id)
+{
+    struct ds4_bus *bus = owner;
+
+    ds4_buf_clear(&bus->out);
+    if (ds4_codec_encode_pipe_id(id, &bus->out, NULL) == 0)
+        send_or_log(bus, to, DS4_FRAME_PIPE_ID, generation, ds4_buf_view(&bus->out));
+}
+
 static void send_abort(void *owner, const struct ds4_peer *to, uint32_t generation)
 {
     send_or_log(owner, to, DS4_FRAME_ABORT, generation, DS4_STR(""));
@@ -228,6 +238,7 @@ struct ds4_cluster_port ds4_bus_cluster_port(struct ds4_bus *bus)
         .send_welcome = send_welcome,
         .send_refused = send_refused,
         .send_form = send_form,
+        .send_pipe_id = send_pipe_id,
         .send_abort = send_abort,
         .send_stop = send_stop,
         .send_drain = send_drain,
@@ -269,6 +280,7 @@ static int dispatch(struct ds4_bus *bus, const struct ds4_peer *from, const stru
     struct ds4_step_done step_done;
     struct ds4_kv_done kv_done;
     struct ds4_fatal_report report;
+    struct ds4_pipe_id id;
     struct ds4_note note;
 
     switch (frame->kind) {
@@ -286,6 +298,11 @@ static int dispatch(struct ds4_bus *bus, const struct ds4_peer *from, const stru
         if (ds4_codec_decode_note(payload, &bus->arena, &note, err) != 0)
             return -1;
         ds4_cluster_form_failed(bus->cluster, from, frame->generation, note.text, now_ns);
+        return 0;
+    case DS4_FRAME_PIPE_OFFER:
+        if (ds4_codec_decode_pipe_id(payload, &bus->arena, &id, err) != 0)
+            return -1;
+        ds4_cluster_pipe_offer(bus->cluster, from, frame->generation, &id, now_ns);
         return 0;
     case DS4_FRAME_TOKENS:
         if (ds4_codec_decode_tokens(payload, frame->generation, &bus->arena, &tokens, err) != 0)

@@ -409,6 +409,21 @@ void ds4_cluster_form_failed(struct ds4_cluster *c, const struct ds4_peer *from,
     part(c, &why, now_ns);
 }
 
+void ds4_cluster_pipe_offer(struct ds4_cluster *c, const struct ds4_peer *from, uint32_t generation,
+                            const struct ds4_pipe_id *id, int64_t now_ns)
+{
+    struct ds4_worker *w = find_worker(c, from);
+
+    if (w == NULL || from->stage != 0 || c->bond != DS4_BOND_JOINING ||
+        generation != c->generation) {
+        ds4_metric_add(c->config.metrics, DS4_M_ZMQ_DROPPED, 1, "generation");
+        return;
+    }
+    w->heard_ns = now_ns;
+    for (int32_t s = 1; s < c->config.n_stage; s++)
+        c->port.send_pipe_id(c->port.owner, &c->worker[s].peer, generation, id);
+}
+
 void ds4_cluster_tokens(struct ds4_cluster *c, const struct ds4_peer *from,
                         const struct ds4_tokens_out *out, int64_t now_ns)
 {

@@ -53,6 +53,8 @@ struct ds4_cluster_port {
     /* HELLO was not accepted, the worker must leave as misconfigured. */
     void (*send_refused)(void *owner, const struct ds4_peer *to, const char *why);
     void (*send_form)(void *owner, const struct ds4_peer *to, const struct ds4_form *form);
+    void (*send_pipe_id)(void *owner, const struct ds4_peer *to, uint32_t generation,
+                         const struct ds4_pipe_id *id);
     void (*send_abort)(void *owner, const struct ds4_peer *to, uint32_t generation);
     void (*send_stop)(void *owner, const struct ds4_peer *to, uint32_t generation);
     /* Leave as one that is to be started again. */
@@ -90,6 +92,9 @@ void ds4_cluster_formed(struct ds4_cluster *cluster, const struct ds4_peer *from
                         uint32_t generation, int64_t now_ns);
 void ds4_cluster_form_failed(struct ds4_cluster *cluster, const struct ds4_peer *from,
                              uint32_t generation, const char *message, int64_t now_ns);
+/* Stage 0's offer of where to meet goes to all others of the formation; any other is dropped. */
+void ds4_cluster_pipe_offer(struct ds4_cluster *cluster, const struct ds4_peer *from,
+                            uint32_t generation, const struct ds4_pipe_id *id, int64_t now_ns);
 void ds4_cluster_tokens(struct ds4_cluster *cluster, const struct ds4_peer *from,
                         const struct ds4_tokens_out *out, int64_t now_ns);
 void ds4_cluster_fatal(struct ds4_cluster *cluster, const struct ds4_peer *from,

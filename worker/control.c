@@ -262,6 +262,17 @@ static void take_form(struct control *c)
     set_state(c, DS4_WORKER_FORMING, "");
 }
 
+static void take_pipe_id(struct control *c, uint32_t generation)
+{
+    struct ds4_pipe_id id;
+    struct ds4_err err = {0};
+
+    if (ds4_codec_decode_pipe_id(ds4_buf_view(&c->in), &c->scratch, &id, &err))
+        ds4_fatal_leave(DS4_EXIT_PROTOCOL, "%s", err.msg);
+    if (generation == c->generation)
+        ds4_loop_give_pipe_id(c->loop, generation, &id);
+}
+
 static void take_step(struct control *c)
 {
     struct ds4_step_packet *packet = ds4_loop_take_packet(c->loop);
@@ -300,6 +311,9 @@ static void take_frame(struct control *c, const struct ds4_frame *frame)
         break;
     case DS4_FRAME_STEP:
         take_step(c);
+        break;
+    case DS4_FRAME_PIPE_ID:
+        take_pipe_id(c, frame->generation);
         break;
     case DS4_FRAME_ABORT:
         if (frame->generation == c->generation)
@@ -393,6 +407,9 @@ static void take_generation_event(struct control *c, const struct ds4_loop_event
         c->generation = 0;
         if (c->state != DS4_WORKER_DRAINING)
             set_state(c, DS4_WORKER_IDLE, event->err.msg);
+        break;
+    case DS4_LOOP_OFFER:
+        send_frame(c, DS4_FRAME_PIPE_OFFER, c->generation, ds4_buf_view(&event->payload));
         break;
     case DS4_LOOP_TOKENS:
         send_frame(c, DS4_FRAME_TOKENS, c->generation, ds4_buf_view(&event->payload));

@@ -12,6 +12,7 @@
 #include "worker/loop.h"
 
 #include "common/clock.h"
+#include "common/fault.h"
 #include "common/log.h"
 #include "common/service.h"
 #include "proto/codec.h"
@@ -21,6 +22,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -56,6 +58,8 @@ struct ds4_loop {
     enum stop_mode stop;
     bool drop;             /* leave the generation before the next command */
     struct ds4_pipe *pipe; /* written by the step thread only, so it reads without the lock */
+    struct ds4_pipe_id pipe_id;
+    uint32_t pipe_id_generation; /* of pipe_id; 0 = none */
 
     atomic_bool cancel; /* ends waits in the pipe: set by abort and stop, cleared with `drop` */
 
@@ -65,7 +69,6 @@ struct ds4_loop {
     int32_t n_stage;
     int64_t next_step;
     int64_t taken_record; /* newest, -1 none */
-    void *rows;           /* [max_step_tok, row_bytes] between pipe and stage */
     struct ds4_token_record record;
     struct ds4_arena scratch; /* for encoding */
 
@@ -297,6 +300,61 @@ void ds4_loop_stop(struct ds4_loop *loop, bool drain)
     pthread_mutex_unlock(&loop->lock);
 }
 
+void ds4_loop_give_pipe_id(struct ds4_loop *loop, uint32_t generation, const struct ds4_pipe_id *id)
+{
+    pthread_mutex_lock(&loop->lock);
+    loop->pipe_id = *id;
+    loop->pipe_id_generation = generation;
+    pthread_cond_broadcast(&loop->wake);
+    pthread_mutex_unlock(&loop->lock);
+}
+
+/* ---- where the pipe is ---- */
+
+/* The exchange of one formation; lives while the pipe opens. */
+struct meeting {
+    struct ds4_loop *loop;
+    uint32_t generation;
+};
+
+static int offer_pipe_id(void *owner, const struct ds4_pipe_id *id, struct ds4_err *err)
+{
+    const struct meeting *meeting = owner;
+    struct ds4_loop_event event = {.kind = DS4_LOOP_OFFER, .generation = meeting->generation};
+
+    ds4_buf_init(&event.payload, DS4_MAX_FRAME_BYTES);
+    if (ds4_codec_encode_pipe_id(id, &event.payload, err)) {
+        ds4_buf_deinit(&event.payload);
+        return -1;
+    }
+    put_event(meeting->loop, &event);
+    return 0;
+}
+
+static int await_pipe_id(void *owner, struct ds4_pipe_id *id, struct ds4_deadline deadline,
+                         struct ds4_err *err)
+{
+    const struct meeting *meeting = owner;
+    struct ds4_loop *loop = meeting->loop;
+    struct timespec until = ds4_deadline_timespec(deadline);
+    int rc = 0;
+
+    pthread_mutex_lock(&loop->lock);
+    while (loop->pipe_id_generation != meeting->generation && !atomic_load(&loop->cancel) &&
+           rc == 0)
+        rc = pthread_cond_timedwait(&loop->wake, &loop->lock, &until);
+    if (loop->pipe_id_generation == meeting->generation) {
+        *id = loop->pipe_id;
+        rc = 0;
+    } else if (atomic_load(&loop->cancel)) {
+        rc = ds4_fail(err, DS4_E_CANCELLED, "the formation was aborted");
+    } else {
+        rc = ds4_fail(err, DS4_E_TIMEOUT, "stage 0 did not say where the pipe is");
+    }
+    pthread_mutex_unlock(&loop->lock);
+    return rc;
+}
+
 /* ---- a generation ---- */
 
 static struct ds4_stage *own_stage(struct ds4_loop *loop)
@@ -340,12 +398,13 @@ static void run_form(struct ds4_loop *loop, const struct ds4_form *form)
         .stage = loop->config.stage.stage,
         .n_stage = form->n_stage,
         .generation = form->generation,
-        .row_bytes = ds4_stage_row_bytes(stage),
         .max_step_tok = form->max_step_tok,
         .max_seqs = form->max_seqs,
         .depth = loop->config.depth,
         .cancel = &loop->cancel,
     };
+    struct meeting meeting = {loop, form->generation};
+    struct ds4_pipe_exchange exchange = {&meeting, offer_pipe_id, await_pipe_id};
     struct ds4_pipe *pipe = NULL;
     struct ds4_err err = {0};
     int rc = 0;
@@ -353,6 +412,8 @@ static void run_form(struct ds4_loop *loop, const struct ds4_form *form)
     leave_generation(loop);
     enter(loop, DS4_PHASE_FORM);
     memcpy(config.key, form->pipe_key, sizeof(config.key));
+    config.exchange = &exchange;
+    ds4_stage_pipe(stage, &config);
     if (form->n_stage != loop->config.stage.n_stage)
         rc = ds4_fail(&err, DS4_E_PROTOCOL, "a generation of %d stages, this is one of %d",
                       (int)form->n_stage, (int)loop->config.stage.n_stage);
@@ -403,10 +464,18 @@ static int receive_rows(struct ds4_loop *loop, const struct ds4_step *step, stru
     if (ds4_stage_is_first(own_stage(loop)) || step->n_tok == 0)
         return 0;
     enter(loop, DS4_PHASE_RECV);
-    if (loop->config.pipe->recv(loop->pipe, step->step_no, loop->rows, step->n_tok,
-                                pipe_deadline(loop), err))
+    if (loop->config.pipe->recv(loop->pipe, step->step_no, ds4_stage_handoff(own_stage(loop)),
+                                step->n_tok, pipe_deadline(loop), err))
         return ds4_err_wrap(err, "rows of step %" PRId64, step->step_no);
     return 0;
+}
+
+static int send_rows(struct ds4_loop *loop, const struct ds4_step *step, struct ds4_err *err)
+{
+    if (step->n_tok == 0)
+        return 0;
+    return loop->config.pipe->send(loop->pipe, step->step_no, ds4_stage_handoff(own_stage(loop)),
+                                   step->n_tok, pipe_deadline(loop), err);
 }
 
 /* The record before the answer: stages must not learn later than the router. */
@@ -416,10 +485,12 @@ static int send_results(struct ds4_loop *loop, const struct ds4_step *step,
     struct ds4_loop_event event = {.kind = DS4_LOOP_TOKENS, .generation = loop->generation};
 
     enter(loop, DS4_PHASE_SEND);
+    if (DS4_FAULT_POINT(NCCL_PEER_EXIT))
+        raise(SIGKILL);
+    if (DS4_FAULT_POINT(NCCL_HANG))
+        return 0; /* nothing is sent, everyone waits */
     if (!ds4_stage_is_last(own_stage(loop)))
-        return step->n_tok == 0 ? 0
-                                : loop->config.pipe->send(loop->pipe, step->step_no, loop->rows,
-                                                          step->n_tok, pipe_deadline(loop), err);
+        return send_rows(loop, step, err);
     if (loop->config.pipe->publish(loop->pipe, &loop->record, pipe_deadline(loop), err))
         return ds4_err_wrap(err, "publishing step %" PRId64, step->step_no);
     ds4_buf_init(&event.payload, DS4_MAX_FRAME_BYTES);
@@ -429,6 +500,31 @@ static int send_results(struct ds4_loop *loop, const struct ds4_step *step,
     }
     put_event(loop, &event);
     return 0;
+}
+
+/* The next posted step's rows may come in while this one computes, unless that step waits for this
+ * one's token: its rows cannot exist before ours have gone on, and a receive that waits beside our work
+ * must not be able to wait for it. */
+static int expect_next(struct ds4_loop *loop, const struct ds4_step *step, struct ds4_err *err)
+{
+    const struct ds4_step *next = NULL;
+    int32_t n_row = 0;
+
+    if (ds4_stage_is_first(own_stage(loop)))
+        return 0;
+    pthread_mutex_lock(&loop->lock);
+    if (loop->n_command > 0 && loop->command[loop->first_command].kind == COMMAND_STEP)
+        next = &loop->command[loop->first_command].packet->step;
+    if (next != NULL && next->generation == loop->generation &&
+        next->step_no == step->step_no + 1 && next->n_tok <= loop->config.stage.max_step_tok)
+        n_row = next->n_tok;
+    for (int32_t e = 0; n_row > 0 && e < next->n_entry; e++)
+        if (next->entry[e].from_step >= step->step_no)
+            n_row = 0;
+    pthread_mutex_unlock(&loop->lock);
+    if (n_row == 0)
+        return 0;
+    return loop->config.pipe->expect(loop->pipe, step->step_no + 1, n_row, err);
 }
 
 static bool has_prefill(const struct ds4_step *step)
@@ -465,11 +561,25 @@ static int execute(struct ds4_loop *loop, const struct ds4_step *step, struct ds
 
     if (begin_step(loop, step, err) || receive_rows(loop, step, err))
         return -1;
+    if (expect_next(loop, step, err))
+        return -1;
     enter(loop, DS4_PHASE_COMPUTE);
-    if (ds4_stage_forward(own_stage(loop), step, loop->rows, last ? &loop->record : NULL,
+    if (ds4_stage_forward(own_stage(loop), step, NULL, last ? &loop->record : NULL,
                           last ? &out : NULL, err))
         return -1;
     return send_results(loop, step, &out, err);
+}
+
+/* Nothing is posted.  Then the device's work is waited for, as part of the step: a device that hangs or
+ * fails must not look idle. */
+static bool is_idle(struct ds4_loop *loop)
+{
+    bool idle;
+
+    pthread_mutex_lock(&loop->lock);
+    idle = loop->n_command == 0;
+    pthread_mutex_unlock(&loop->lock);
+    return idle;
 }
 
 static void run_step(struct ds4_loop *loop, const struct ds4_step *step)
@@ -486,6 +596,10 @@ static void run_step(struct ds4_loop *loop, const struct ds4_step *step)
     atomic_store(&loop->prefill, has_prefill(step));
     atomic_store(&loop->in_step, true);
     rc = execute(loop, step, &err);
+    if (rc == 0 && is_idle(loop)) {
+        enter(loop, DS4_PHASE_COMPUTE);
+        ds4_stage_settle(own_stage(loop));
+    }
     atomic_store(&loop->in_step, false);
     if (rc == 0) {
         atomic_fetch_add(&loop->steps_done, 1);
@@ -515,21 +629,11 @@ static void note_plan(void *arg, const struct ds4_stage *stage)
 static int load(struct ds4_loop *loop, struct ds4_err *err)
 {
     struct ds4_stage *stage = ds4_stage_new(&loop->config.stage, note_progress, loop, err);
-    size_t row_bytes, bytes;
 
     if (stage == NULL)
         return -1;
-    row_bytes = ds4_stage_row_bytes(stage);
     atomic_store(&loop->stage, stage);
     ds4_fatal_set_stage(stage);
-    if (loop->config.stage.n_stage == 1)
-        return 0;
-    if (ds4_mul_size((size_t)loop->config.stage.max_step_tok, row_bytes, "rows of a step", &bytes,
-                     err))
-        return -1;
-    loop->rows = malloc(bytes);
-    if (loop->rows == NULL)
-        return ds4_fail(err, DS4_E_NOMEM, "no memory for %zu bytes of rows", bytes);
     return 0;
 }
 
@@ -673,6 +777,8 @@ struct ds4_loop *ds4_loop_new(const struct ds4_loop_config *config, struct ds4_e
         return NULL;
     }
     loop->config = *config;
+    loop->config.stage.pipe = config->pipe;
+    loop->config.stage.depth = config->depth;
     loop->config.stage.planned = note_plan;
     loop->config.stage.planned_arg = loop;
     loop->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
@@ -712,6 +818,5 @@ void ds4_loop_free(struct ds4_loop *loop)
         ds4_buf_deinit(&event.payload);
     ds4_fatal_set_stage(NULL);
     ds4_stage_free(atomic_load(&loop->stage));
-    free(loop->rows);
     free_storage(loop);
 }

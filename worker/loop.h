@@ -43,6 +43,7 @@ enum ds4_loop_event_kind {
     DS4_LOOP_PLANNED, /* hello */
     DS4_LOOP_LOADED,
     DS4_LOOP_LOAD_FAILED, /* err */
+    DS4_LOOP_OFFER,       /* generation, payload: an encoded ds4_pipe_id for the other stages */
     DS4_LOOP_FORMED,      /* generation */
     DS4_LOOP_FORM_FAILED, /* generation, err */
     DS4_LOOP_TOKENS,      /* generation, payload: an encoded ds4_tokens_out */
@@ -78,6 +79,9 @@ const struct ds4_stage *ds4_loop_stage(const struct ds4_loop *loop);
 /* Joins a generation, after leaving the one before if there is one. */
 int ds4_loop_post_form(struct ds4_loop *loop, const struct ds4_form *form,
                        struct ds4_err *err) DS4_MUST_CHECK;
+/* Where stage 0 says that generation's pipe is: what its formation may be waiting for. */
+void ds4_loop_give_pipe_id(struct ds4_loop *loop, uint32_t generation,
+                           const struct ds4_pipe_id *id);
 /* An empty packet to decode a step into; NULL if DS4_LOOP_COMMANDS are out.  Give it back by posting
  * or dropping it. */
 struct ds4_step_packet *ds4_loop_take_packet(struct ds4_loop *loop);

@@ -2,15 +2,15 @@
  * NCCL; one host.
  *
  * Two rings (shm_ring.h): stage k's activations for stage k + 1, and the last stage's token records
- * for all others.  A slot holds one step's rows; rows are copied in and out once, which costs less
- * than the memory traffic of one layer over them.
+ * for all others.  A slot holds one step's rows; they are copied in and out once, by the backend, which
+ * costs less than the memory traffic of one layer over them.  A device's copy needs no buffer between:
+ * the rings are pinned.
  *
  * Token records have room for as many steps as can be in flight, so the last stage never waits for a
  * stage that is busy: a stage takes the records of step s - depth and older before it begins step s.
  * An activation ring may be shorter (two slots suffice for overlap) to bound memory. */
 #include "worker/pipe.h"
 
-#include "common/crc32c.h"
 #include "worker/shm_ring.h"
 
 #include <inttypes.h>
@@ -23,6 +23,7 @@
 
 struct ds4_pipe {
     struct ds4_pipe_config config;
+    bool pinned; /* the activation rings are: the device copies straight from and to them */
     struct ds4_shm_ring *in;     /* from the previous stage; NULL on stage 0 */
     struct ds4_shm_ring *out;    /* to the next stage; NULL on the last */
     struct ds4_shm_ring *tokens; /* producer on the last stage, consumer elsewhere; NULL if alone */
@@ -32,13 +33,6 @@ struct ds4_pipe {
 static bool is_last(const struct ds4_pipe *pipe)
 {
     return pipe->config.stage == pipe->config.n_stage - 1;
-}
-
-/* Head and max_seqs entries: the same for every step of the generation. */
-static size_t record_bytes(const struct ds4_pipe *pipe)
-{
-    return offsetof(struct ds4_token_record, entry) +
-           (size_t)pipe->config.max_seqs * sizeof(struct ds4_record_entry);
 }
 
 static struct ds4_shm_ring_config ring_config(const struct ds4_pipe *pipe, const char *channel)
@@ -85,25 +79,9 @@ static struct ds4_shm_ring_config tokens_config(const struct ds4_pipe *pipe)
     ring.producer_stage = pipe->config.n_stage - 1;
     ring.first_consumer_stage = 0;
     ring.n_consumer = pipe->config.n_stage - 1;
-    ring.slot_bytes = record_bytes(pipe);
+    ring.slot_bytes = ds4_pipe_record_bytes(&pipe->config);
     ring.n_slot = pipe->config.depth + 1;
     return ring;
-}
-
-static int check_config(const struct ds4_pipe_config *c, struct ds4_err *err)
-{
-    size_t slot_bytes;
-
-    if (c->n_stage < 1 || c->n_stage > DS4_MAX_STAGES || c->stage < 0 || c->stage >= c->n_stage ||
-        c->row_bytes < 1 || c->max_step_tok < 1 || c->max_step_tok > DS4_MAX_STEP_TOK ||
-        c->max_seqs < 1 || c->max_seqs > DS4_MAX_STEP_ENTRIES || c->depth < 1 ||
-        c->depth > DS4_MAX_STAGES)
-        return ds4_fail(err, DS4_E_INVALID,
-                        "pipe of stage %d of %d: rows of %zu bytes, %d per step, %d sequences, "
-                        "depth %d",
-                        (int)c->stage, (int)c->n_stage, c->row_bytes, (int)c->max_step_tok,
-                        (int)c->max_seqs, (int)c->depth);
-    return ds4_mul_size((size_t)c->max_step_tok, c->row_bytes, "pipe slot", &slot_bytes, err);
 }
 
 /* Everyone creates before anyone waits, so the order of arrival does not matter. */
@@ -135,10 +113,39 @@ static int meet_neighbours(struct ds4_pipe *pipe, struct ds4_deadline deadline, 
     return ds4_shm_ring_meet(is_last(pipe) ? pipe->tokens : pipe->out, deadline, err);
 }
 
+/* A ring that cannot be pinned works, only slower. */
+static void pin_rings(struct ds4_pipe *pipe, bool pin)
+{
+    struct ds4_shm_ring *rings[] = {pipe->in, pipe->out};
+    const struct ds4_backend *backend = pipe->config.backend;
+
+    for (size_t i = 0; backend != NULL && i < sizeof(rings) / sizeof(rings[0]); i++) {
+        size_t bytes;
+        void *memory;
+
+        if (rings[i] == NULL)
+            continue;
+        memory = ds4_shm_ring_slots(rings[i], &bytes);
+        if (pin)
+            backend->pin(pipe->config.dev, memory, bytes);
+        else
+            backend->unpin(pipe->config.dev, memory);
+    }
+    pipe->pinned = pin;
+}
+
+static size_t shm_area_bytes(const struct ds4_pipe_config *config)
+{
+    (void)config;
+    return 0;
+}
+
 static void shm_close(struct ds4_pipe *pipe)
 {
     if (pipe == NULL)
         return;
+    if (pipe->pinned)
+        pin_rings(pipe, false);
     ds4_shm_ring_close(pipe->in);
     ds4_shm_ring_close(pipe->out);
     ds4_shm_ring_close(pipe->tokens);
@@ -150,7 +157,7 @@ static struct ds4_pipe *shm_open_pipe(const struct ds4_pipe_config *config,
 {
     struct ds4_pipe *pipe;
 
-    if (check_config(config, err))
+    if (ds4_pipe_check_config(config, err))
         return NULL;
     pipe = calloc(1, sizeof(*pipe));
     if (pipe == NULL) {
@@ -162,6 +169,7 @@ static struct ds4_pipe *shm_open_pipe(const struct ds4_pipe_config *config,
         shm_close(pipe);
         return NULL;
     }
+    pin_rings(pipe, true);
     return pipe;
 }
 
@@ -196,7 +204,10 @@ static int shm_send(struct ds4_pipe *pipe, int64_t step_no, const void *rows, in
     slot = ds4_shm_ring_reserve(pipe->out, deadline, err);
     if (slot == NULL)
         return -1;
-    memcpy(slot, rows, bytes);
+    if (pipe->config.backend == NULL)
+        memcpy(slot, rows, bytes);
+    else
+        pipe->config.backend->download(pipe->config.dev, slot, rows, bytes);
     ds4_shm_ring_commit(pipe->out, step_no, bytes);
     return 0;
 }
@@ -219,8 +230,23 @@ static int shm_recv(struct ds4_pipe *pipe, int64_t step_no, void *rows, int32_t 
                         "step %" PRId64,
                         (int)pipe->config.stage - 1, bytes, tag, (int)n_row, pipe->config.row_bytes,
                         step_no);
-    memcpy(rows, slot, bytes);
+    if (pipe->config.backend == NULL) {
+        memcpy(rows, slot, bytes);
+    } else {
+        pipe->config.backend->upload(pipe->config.dev, rows, slot, bytes);
+        pipe->config.backend->sync(pipe->config.dev); /* the slot is the peer's after this */
+    }
     ds4_shm_ring_release(pipe->in);
+    return 0;
+}
+
+/* The producer runs ahead into free slots by itself. */
+static int shm_expect(struct ds4_pipe *pipe, int64_t step_no, int32_t n_row, struct ds4_err *err)
+{
+    (void)pipe;
+    (void)step_no;
+    (void)n_row;
+    (void)err;
     return 0;
 }
 
@@ -228,42 +254,19 @@ static int shm_publish(struct ds4_pipe *pipe, const struct ds4_token_record *rec
                        struct ds4_deadline deadline, struct ds4_err *err)
 {
     struct ds4_token_record *slot;
-    size_t bytes = record_bytes(pipe);
+    size_t bytes = ds4_pipe_record_bytes(&pipe->config);
 
-    if (!is_last(pipe) || record->generation != pipe->config.generation ||
-        record->n_entry > (uint32_t)pipe->config.max_seqs)
-        return ds4_fail(err, DS4_E_BUG,
-                        "record of %u entries of generation %u published by stage %d",
-                        record->n_entry, record->generation, (int)pipe->config.stage);
+    if (!is_last(pipe))
+        return ds4_fail(err, DS4_E_BUG, "record published by stage %d", (int)pipe->config.stage);
+    if (ds4_pipe_check_publish(&pipe->config, record, err))
+        return -1;
     if (pipe->tokens == NULL)
         return 0;
     slot = ds4_shm_ring_reserve(pipe->tokens, deadline, err);
     if (slot == NULL)
         return -1;
-    memcpy(slot, record, bytes);
-    slot->crc = 0;
-    slot->crc = ds4_crc32c(0, slot, bytes);
+    ds4_pipe_seal_record(&pipe->config, record, slot);
     ds4_shm_ring_commit(pipe->tokens, record->step_no, bytes);
-    return 0;
-}
-
-static int check_record(const struct ds4_pipe *pipe, struct ds4_token_record *record,
-                        struct ds4_err *err)
-{
-    uint32_t crc = record->crc;
-
-    record->crc = 0;
-    if (ds4_crc32c(0, record, record_bytes(pipe)) != crc)
-        return ds4_fail(err, DS4_E_CORRUPT, "token record of step %" PRId64 ": wrong checksum",
-                        record->step_no);
-    record->crc = crc;
-    if (record->generation != pipe->config.generation || record->step_no != pipe->next_record ||
-        record->n_entry > (uint32_t)pipe->config.max_seqs)
-        return ds4_fail(err, DS4_E_PROTOCOL,
-                        "token record of generation %u step %" PRId64 " with %u entries, expected "
-                        "generation %u step %" PRId64,
-                        record->generation, record->step_no, record->n_entry,
-                        pipe->config.generation, pipe->next_record);
     return 0;
 }
 
@@ -279,12 +282,12 @@ static int shm_take(struct ds4_pipe *pipe, struct ds4_token_record *record,
     slot = ds4_shm_ring_peek(pipe->tokens, &tag, &bytes, deadline, err);
     if (slot == NULL)
         return -1;
-    if (bytes != record_bytes(pipe))
+    if (bytes != ds4_pipe_record_bytes(&pipe->config))
         return ds4_fail(err, DS4_E_PROTOCOL, "token record of %zu bytes, must be %zu", bytes,
-                        record_bytes(pipe));
+                        ds4_pipe_record_bytes(&pipe->config));
     memcpy(record, slot, bytes);
     ds4_shm_ring_release(pipe->tokens);
-    if (check_record(pipe, record, err))
+    if (ds4_pipe_check_record(&pipe->config, record, pipe->next_record, err))
         return -1;
     pipe->next_record++;
     return 0;
@@ -302,11 +305,13 @@ static int shm_check(struct ds4_pipe *pipe, struct ds4_err *err)
 
 const struct ds4_pipe_ops ds4_pipe_shm = {
     .name = "shm",
+    .area_bytes = shm_area_bytes,
     .open = shm_open_pipe,
     .close = shm_close,
     .abort = shm_abort,
     .send = shm_send,
     .recv = shm_recv,
+    .expect = shm_expect,
     .publish = shm_publish,
     .take = shm_take,
     .check = shm_check,

@@ -5,10 +5,10 @@
 #include "worker/settings.h"
 
 #include "common/choices.h"
-#include "worker/rig.h"
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -25,36 +25,54 @@ static int32_t larger(int32_t a, int32_t b)
     return a > b ? a : b;
 }
 
-/* What the gpu section says of this stage; a list of one value is for all of them. */
-static int fill_card(const struct ds4_config *config, int32_t stage, struct ds4_stage_config *out,
-                     struct ds4_err *err)
+static const char *backend_name(const struct ds4_config *config)
 {
-    const struct ds4_config_texts *device = &config->gpu.device;
-    const struct ds4_config_ints *limit = &config->gpu.memory_limit_mb;
-    const struct ds4_config_texts *cards = &config->gpu.cards;
-
-    out->device.ordinal = stage;
-    if (device->n > 0)
-        out->device.card = device->v[device->n == 1 ? 0 : stage];
-    if (limit->n > 0)
-        out->memory_limit_bytes = (size_t)limit->v[limit->n == 1 ? 0 : stage] << 20;
-    for (int32_t s = 0; s < cards->n; s++) {
-        struct ds4_card one[DS4_MAX_STAGES];
-        int32_t n = ds4_cards_parse(cards->v[s], one, err);
-
-        if (n != 1)
-            return n < 0 ? ds4_err_wrap(err, "gpu.cards")
-                         : ds4_fail(err, DS4_E_INVALID,
-                                    "gpu.cards: \"%.64s\" must be one card, as in {\"64\", \"80\"}",
-                                    cards->v[s]);
-        out->card[s] = one[0];
-    }
-    out->n_card = cards->n;
-    return 0;
+    return config->worker.backend == DS4_BACKEND_CUDA ? "cuda" : "cpu";
 }
 
-static int fill_stage(const struct ds4_config *config, int32_t stage, int32_t n_stage,
-                      struct ds4_stage_config *out, struct ds4_err *err)
+/* A process that sees fewer devices than there are stages is on one host of several, or was given its
+ * own by CUDA_VISIBLE_DEVICES. */
+static int32_t device_of(const struct ds4_config *config, int32_t stage)
+{
+    int32_t n_device = ds4_backend_n_device(backend_name(config));
+
+    if (config->worker.devices.n > stage)
+        return config->worker.devices.v[stage];
+    return n_device < 1 ? 0 : stage % n_device;
+}
+
+static bool has_gpu_each(const struct ds4_config *config, int32_t n_stage)
+{
+    if (config->worker.backend != DS4_BACKEND_CUDA || n_stage < 2)
+        return false;
+    for (int32_t a = 0; a < config->worker.devices.n; a++)
+        for (int32_t b = 0; b < a; b++)
+            if (config->worker.devices.v[a] == config->worker.devices.v[b])
+                return false;
+    return config->worker.devices.n > 0 || ds4_backend_n_device("cuda") >= n_stage;
+}
+
+static const struct ds4_pipe_ops *choose_pipe(const struct ds4_config *config, int32_t n_stage,
+                                              struct ds4_err *err)
+{
+    const struct ds4_pipe_ops *nccl = ds4_pipe_find("nccl");
+
+    if (config->cluster.pipe == DS4_PIPE_AUTO)
+        return nccl != NULL && has_gpu_each(config, n_stage) ? nccl : ds4_pipe_find("shm");
+    if (config->cluster.pipe == DS4_PIPE_SHM)
+        return ds4_pipe_find("shm");
+    if (nccl == NULL)
+        ds4_fail(err, DS4_E_INVALID,
+                 "cluster.pipe = nccl is not in this build, which has no NCCL: make CUDA=1");
+    else if (config->worker.backend != DS4_BACKEND_CUDA)
+        ds4_fail(err, DS4_E_INVALID, "cluster.pipe = nccl needs worker.backend = cuda");
+    else
+        return nccl;
+    return NULL;
+}
+
+static void fill_stage(const struct ds4_config *config, int32_t stage, int32_t n_stage,
+                       struct ds4_stage_config *out)
 {
     int32_t max_seqs = smaller(config->sched.max_seqs, DS4_MAX_STEP_ENTRIES);
 
@@ -65,8 +83,9 @@ static int fill_stage(const struct ds4_config *config, int32_t stage, int32_t n_
         .n_stage = n_stage,
         .n_partition = config->cluster.partition.n,
         .partition = config->cluster.partition.v,
-        .backend = config->worker.backend == DS4_BACKEND_CUDA ? "cuda" : "cpu",
-        .device = {.n_thread = config->worker.threads,
+        .backend = backend_name(config),
+        .device = {.ordinal = device_of(config, stage),
+                   .n_thread = config->worker.threads,
                    .isa = (enum ds4_isa)config->worker.isa,
                    .products = (enum ds4_products)config->numerics.products},
         .quant_sim = (enum ds4_auto_switch)config->kv.quant_sim,
@@ -77,7 +96,6 @@ static int fill_stage(const struct ds4_config *config, int32_t stage, int32_t n_
         .n_blocks = config->kv.blocks,
         .hot_window_tok = config->kv.hot_window,
     };
-    return fill_card(config, stage, out, err);
 }
 
 static int fill_endpoint(const struct ds4_config *config, struct ds4_worker_settings *out,
@@ -109,6 +127,7 @@ int ds4_worker_settings_fill(const struct ds4_config *config, int32_t stage,
     int32_t n_stage = ds4_config_stages(config);
     int32_t inflight = larger(config->sched.inflight, larger(n_stage, MIN_INFLIGHT));
     struct ds4_control_config *control = &out->control;
+    const struct ds4_pipe_ops *pipe;
 
     *out = (struct ds4_worker_settings){0};
     if (stage < 0 || stage >= n_stage)
@@ -116,14 +135,19 @@ int ds4_worker_settings_fill(const struct ds4_config *config, int32_t stage,
                         (int)stage, (int)n_stage - 1);
     if (config->model.path[0] == 0)
         return ds4_fail(err, DS4_E_INVALID, "model.path is not set");
-    if (config->cluster.pipe == DS4_PIPE_NCCL)
-        return ds4_fail(err, DS4_E_INVALID, "cluster.pipe = nccl is not in this build");
-    if (fill_stage(config, stage, n_stage, &out->stage, err) != 0)
+    if (config->worker.devices.n != 0 && config->worker.devices.n != n_stage)
+        return ds4_fail(err, DS4_E_INVALID, "worker.devices names %d devices for %d stages",
+                        (int)config->worker.devices.n, (int)n_stage);
+    pipe = choose_pipe(config, n_stage, err);
+    if (pipe == NULL)
         return -1;
+    fill_stage(config, stage, n_stage, &out->stage);
+    out->stage.pipe = pipe;
+    out->stage.depth = smaller(inflight + 1, DS4_MAX_STAGES);
     control->loop = (struct ds4_loop_config){
         .stage = out->stage,
-        .pipe = &ds4_pipe_shm,
-        .depth = smaller(inflight + 1, DS4_MAX_STAGES),
+        .pipe = pipe,
+        .depth = out->stage.depth,
         .form_ms = config->cluster.form_ms,
         .check_ms = config->cluster.heartbeat_ms,
         /* Every stage before this one may take as long as the watchdog lets it. */
@@ -140,4 +164,39 @@ int ds4_worker_settings_fill(const struct ds4_config *config, int32_t stage,
     if (fill_endpoint(config, out, err))
         return -1;
     return fill_boot_id(control->bus.boot_id, err);
+}
+
+static int set_variable(const char *name, const char *value, struct ds4_err *err)
+{
+    if (setenv(name, value, 0) != 0)
+        return ds4_fail(err, DS4_E_NOMEM, "no memory for %s in the environment", name);
+    return 0;
+}
+
+int ds4_worker_settings_environment(const struct ds4_config *config, struct ds4_err *err)
+{
+    char channels[12];
+    const struct {
+        const char *name;
+        const char *value; /* "": not set */
+    } variables[] = {
+        {"NCCL_P2P_DISABLE", config->nccl.p2p ? "" : "1"},
+        {"NCCL_SHM_DISABLE", config->nccl.shm ? "" : "1"},
+        {"NCCL_SOCKET_IFNAME", config->nccl.interface},
+        {"NCCL_MAX_CTAS", config->nccl.channels > 0 ? channels : ""},
+        {"NCCL_DEBUG", config->nccl.debug},
+        /* The target cards break virtual memory management, have no InfiniBand, and no multicast. */
+        {"NCCL_CUMEM_ENABLE", "0"},
+        {"NCCL_CUMEM_HOST_ENABLE", "0"},
+        {"NCCL_IB_DISABLE", "1"},
+        {"NCCL_NVLS_ENABLE", "0"},
+        /* Connections are made while forming, not in the first step. */
+        {"NCCL_RUNTIME_CONNECT", "0"},
+    };
+
+    snprintf(channels, sizeof(channels), "%d", (int)config->nccl.channels);
+    for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
+        if (variables[i].value[0] != 0 && set_variable(variables[i].name, variables[i].value, err))
+            return -1;
+    return 0;
 }

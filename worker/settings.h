@@ -22,4 +22,9 @@ struct ds4_worker_settings {
 int ds4_worker_settings_fill(const struct ds4_config *config, int32_t stage,
                              struct ds4_worker_settings *out, struct ds4_err *err) DS4_MUST_CHECK;
 
+/* The environment of libraries that are told nothing otherwise: NCCL_* from the settings nccl.*, and
+ * what the house wants of NCCL.  Variables that are set stay as they are.  Before other threads. */
+int ds4_worker_settings_environment(const struct ds4_config *config,
+                                    struct ds4_err *err) DS4_MUST_CHECK;
+
 #endif

@@ -413,6 +413,12 @@ void ds4_shm_ring_close(struct ds4_shm_ring *ring)
     free(ring);
 }
 
+void *ds4_shm_ring_slots(struct ds4_shm_ring *ring, size_t *bytes)
+{
+    *bytes = ring->map_bytes - (size_t)(ring->slots - (uint8_t *)ring->head);
+    return ring->slots;
+}
+
 int ds4_shm_ring_check(struct ds4_shm_ring *ring, struct ds4_err *err)
 {
     if (ring->self != PRODUCER)

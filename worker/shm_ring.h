@@ -61,6 +61,9 @@ void *ds4_shm_ring_reserve(struct ds4_shm_ring *ring, struct ds4_deadline deadli
                            struct ds4_err *err) DS4_MUST_CHECK;
 void ds4_shm_ring_commit(struct ds4_shm_ring *ring, int64_t tag, size_t bytes);
 
+/* The memory of all slots, page-aligned; for pinning. */
+void *ds4_shm_ring_slots(struct ds4_shm_ring *ring, size_t *bytes);
+
 /* Consumer: the oldest slot not yet released; *bytes <= slot_bytes.  The content is the peer's:
  * validate a copy. */
 const void *ds4_shm_ring_peek(struct ds4_shm_ring *ring, int64_t *tag, size_t *bytes,

@@ -25,6 +25,24 @@ size_t ds4_stage_row_bytes(const struct ds4_stage *st)
     return st->plan.row_bytes;
 }
 
+void ds4_stage_pipe(const struct ds4_stage *st, struct ds4_pipe_config *config)
+{
+    config->row_bytes = st->plan.row_bytes;
+    config->backend = st->backend;
+    config->dev = st->dev;
+    config->dev_area = st->pipe_area;
+}
+
+void *ds4_stage_handoff(struct ds4_stage *st)
+{
+    return st->buf.x;
+}
+
+void ds4_stage_settle(struct ds4_stage *st)
+{
+    st->backend->sync(st->dev);
+}
+
 bool ds4_stage_is_first(const struct ds4_stage *st)
 {
     return st->first;
@@ -358,14 +376,14 @@ int ds4_stage_forward(struct ds4_stage *st, const struct ds4_step *step, void *r
         st->backend->begin(st->dev, &st->batch);
         if (st->first)
             ds4_embed_forward(st);
-        else
+        else if (rows != NULL)
             st->backend->upload(st->dev, st->buf.x, rows, bytes);
         for (int32_t l = 0; l < st->weights.n_layer; l++) {
             atomic_store_explicit(&st->running_layer, st->plan.part.first_layer + l,
                                   memory_order_relaxed);
             ds4_layer_forward(st, l);
         }
-        if (!st->last)
+        if (!st->last && rows != NULL)
             st->backend->download(st->dev, rows, st->buf.x, bytes);
         atomic_store_explicit(&st->running_layer, -1, memory_order_relaxed);
     }

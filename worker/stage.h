@@ -8,9 +8,9 @@
  *     while (ds4_stage_needs_record(st, step) >= 0)       tokens of earlier steps, from the pipe
  *         pipe take -> ds4_stage_note_record
  *     ds4_stage_begin                                     closes, opens, truncates, checks leases
- *     (stage > 0: pipe recv into rows)
+ *     (stage > 0: pipe recv into ds4_stage_handoff)
  *     ds4_stage_forward                                   rows in, rows out, or tokens
- *     (not last: pipe send from rows; last: pipe publish of the record)
+ *     (not last: pipe send from there; last: pipe publish of the record)
  *
  * One thread at a time (the step thread) calls everything here; the exceptions say so.  An error of
  * begin or forward is fatal for the generation: the sequences' state is undefined until the next form.
@@ -20,7 +20,6 @@
 
 #include "common/choices.h"
 #include "common/err.h"
-#include "common/model.h"
 #include "kernels/backend.h"
 #include "proto/message.h"
 #include "worker/pipe.h"
@@ -31,38 +30,31 @@
 
 struct ds4_stage;
 struct ds4_plan;
-struct ds4_weights_size;
 
 /* See `planned` below. */
 typedef void (*ds4_planned_fn)(void *arg, const struct ds4_stage *st);
-
-/* A card as far as planning goes. */
-struct ds4_card {
-    int32_t gib;     /* as it is sold: 8, 10, 32, 40, 64, 80 */
-    double gb_per_s; /* sustained reads */
-};
 
 struct ds4_stage_config {
     const char *model_path; /* GGUF, first part of a split file */
     enum ds4_load load;     /* MMAP uses weights in place where the backend can */
     int32_t stage;
     int32_t n_stage;
-    int32_t n_partition;      /* n_stage, or 0: cut for the cards, or even without any */
+    int32_t n_partition;      /* n_stage, or 0: even split */
     const int32_t *partition; /* layers per stage, first stage first */
-    int32_t n_card;           /* n_stage, or 0 */
-    struct ds4_card card[DS4_MAX_STAGES];
-    const char *backend; /* "cpu" | "cuda" */
+    const char *backend;      /* "cpu" | "cuda" */
     struct ds4_device_config device;
     /* The cache rounding of the checkpoint: FP8 rows, FP4 indexer rows, stored packed.  AUTO: on but
      * for models that were not trained with it (toy shapes). */
     enum ds4_auto_switch quant_sim;
     enum ds4_stream_dtype stream; /* residual streams; AUTO: f32 on cpu, bf16 on cuda */
     int32_t context_tok;          /* 0: the file's, or what fits */
-    int32_t max_seqs;          /* entries per step, <= DS4_MAX_STEP_ENTRIES; slots = max_seqs + 2 */
-    int32_t max_step_tok;      /* rows per step, <= DS4_MAX_STEP_TOK */
-    int32_t n_blocks;          /* cache blocks; 0: as many as fit, at most what all slots can use */
-    size_t memory_limit_bytes; /* the stage plans as if the device had no more; 0: all of it */
-    int32_t hot_window_tok;    /* tokens that can be taken back without a restart; 0: 120 */
+    int32_t max_seqs;       /* entries per step, <= DS4_MAX_STEP_ENTRIES; slots = max_seqs + 2 */
+    int32_t max_step_tok;   /* rows per step, <= DS4_MAX_STEP_TOK */
+    int32_t n_blocks;       /* cache blocks; 0: as many as fit, at most what all slots can use */
+    int32_t hot_window_tok; /* tokens that can be taken back without a restart; 0: 120 */
+    /* Whose device memory is part of the plan, for `depth` steps in flight; NULL: none. */
+    const struct ds4_pipe_ops *pipe;
+    int32_t depth;
     /* May be NULL.  Called once by ds4_stage_new when the plan stands and its memory is taken, before
      * the weights are read, which may take minutes: ds4_stage_hello may be called from here on. */
     ds4_planned_fn planned;
@@ -80,11 +72,10 @@ struct ds4_stage *ds4_stage_new(const struct ds4_stage_config *config, ds4_progr
                                 void *progress_arg, struct ds4_err *err) DS4_MUST_CHECK;
 void ds4_stage_free(struct ds4_stage *st);
 
-/* Opens model and device and plans as ds4_stage_new would, without allocating or loading; for --plan.
- * After DS4_E_NOMEM the results hold what was decided until then. */
+/* Opens the model and plans as ds4_stage_new would, without allocating or loading; for --plan.  The
+ * table is left in *plan. */
 int ds4_stage_plan(const struct ds4_stage_config *config, struct ds4_plan *plan,
-                   struct ds4_weights_size *size, struct ds4_model_shape *model,
-                   size_t *total_bytes, struct ds4_err *err) DS4_MUST_CHECK;
+                   struct ds4_err *err) DS4_MUST_CHECK;
 
 /* What this stage can offer: stage, n_stage, layers, model_digest, max_blocks, max_slots, max_context,
  * backend, device.  Leaves the other members alone.  Any thread. */
@@ -95,6 +86,14 @@ void ds4_stage_health(const struct ds4_stage *st, struct ds4_health *health);
 
 /* Bytes of one row between stages: n_hyper * d_model values of the stream type. */
 size_t ds4_stage_row_bytes(const struct ds4_stage *st);
+/* Fills what a pipe must know of the stage: row_bytes, backend, dev, dev_area. */
+void ds4_stage_pipe(const struct ds4_stage *st, struct ds4_pipe_config *config);
+/* Where the rows of a step lie, in the backend's memory: [max_step_tok, ds4_stage_row_bytes].  Those
+ * of the stage before go there ahead of a forward without `rows`, those for the next stand there after
+ * it. */
+void *ds4_stage_handoff(struct ds4_stage *st);
+/* Waits until the device has done all that was queued. */
+void ds4_stage_settle(struct ds4_stage *st);
 bool ds4_stage_is_first(const struct ds4_stage *st);
 bool ds4_stage_is_last(const struct ds4_stage *st);
 /* The model's number of the layer that is running, -1 for none; for fault reports.  Any thread. */
@@ -132,7 +131,8 @@ int ds4_stage_begin(struct ds4_stage *st, const struct ds4_step *step,
 /* Runs the layers over the step given to the last ds4_stage_begin.
  *
  *   rows    [n_tok, ds4_stage_row_bytes] host    in: the previous stage's rows (unread on stage 0),
- *           out: rows for the next stage (untouched on the last)
+ *           out: rows for the next stage (untouched on the last).  NULL: both stay in
+ *           ds4_stage_handoff, and only the last stage waits for its device
  *   record  last stage: filled, crc left 0 for the pipe; others NULL
  *   out     last stage: filled, entry[] owned by the stage and valid until the next forward; others
  *           NULL.  compute_ns is set. */

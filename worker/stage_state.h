@@ -40,6 +40,7 @@ struct ds4_stage {
     struct ds4_stage_weights weights;
     struct ds4_kv kv;
     struct ds4_step_buffers buf;
+    void *pipe_area; /* the pipe's, see ds4_stage_pipe */
 
     /* The running generation. */
     uint32_t generation; /* 0: none formed */

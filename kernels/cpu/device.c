@@ -257,6 +257,31 @@ void ds4_cpu_multiply(const struct ds4_simd *simd, enum ds4_act_kind kind, const
 }
 
 /* Host memory is device memory here: the batch needs no mirror. */
+static int32_t cpu_n_device(void)
+{
+    return 1;
+}
+
+static void cpu_pin(struct ds4_device *dev, void *host, size_t bytes)
+{
+    (void)dev;
+    (void)host;
+    (void)bytes;
+}
+
+static void cpu_unpin(struct ds4_device *dev, void *host)
+{
+    (void)dev;
+    (void)host;
+}
+
+static void *cpu_queue(struct ds4_device *dev, int32_t *ordinal)
+{
+    (void)dev;
+    *ordinal = -1;
+    return NULL;
+}
+
 static void cpu_begin(struct ds4_device *dev, const struct ds4_batch *batch)
 {
     (void)dev;
@@ -272,12 +297,16 @@ const struct ds4_backend ds4_backend_cpu = {
     .open = cpu_open,
     .close = cpu_close,
     .describe = cpu_describe,
+    .n_device = cpu_n_device,
     .memory = cpu_memory,
     .alloc = cpu_alloc,
     .upload = cpu_upload,
     .download = cpu_download,
     .sync = cpu_sync,
     .synth = ds4_cpu_synth,
+    .pin = cpu_pin,
+    .unpin = cpu_unpin,
+    .queue = cpu_queue,
     .scratch_bytes = cpu_scratch_bytes,
     .set_scratch = cpu_set_scratch,
     .begin = cpu_begin,

@@ -12,28 +12,36 @@
 
 /* ---- open and close --------------------------------------------------------------------------- */
 
+static int fail_open(struct ds4_err *err, const struct ds4_device_config *config, const char *why)
+{
+    return ds4_fail(err, DS4_E_UNAVAILABLE, "CUDA device %d: %s", config->ordinal, why);
+}
+
 static int choose_device(const struct ds4_device_config *config, struct ds4_device *dev,
                          struct ds4_err *err)
 {
     cudaDeviceProp prop;
-    char what[32];
+    cudaError_t rc;
+    int n = 0;
 
-    if (ds4_cuda_find_card(config, &dev->ordinal, err) != 0)
-        return -1;
-    snprintf(what, sizeof(what), "CUDA card %d", dev->ordinal);
-    /* cudaFree makes the context, where a card that others hold says so. */
-    if (ds4_cuda_refused(cudaSetDevice(dev->ordinal), what, err) != 0 ||
-        ds4_cuda_refused(cudaGetDeviceProperties(&prop, dev->ordinal), what, err) != 0 ||
-        ds4_cuda_refused(cudaFree(NULL), what, err) != 0)
-        return -1;
+    rc = cudaGetDeviceCount(&n);
+    if (rc != cudaSuccess)
+        return fail_open(err, config, cudaGetErrorString(rc));
+    if (config->ordinal < 0 || config->ordinal >= n)
+        return ds4_fail(err, DS4_E_INVALID, "CUDA device %d does not exist, there are %d",
+                        config->ordinal, n);
+    rc = cudaSetDevice(config->ordinal);
+    if (rc == cudaSuccess)
+        rc = cudaGetDeviceProperties(&prop, config->ordinal);
+    if (rc != cudaSuccess)
+        return fail_open(err, config, cudaGetErrorString(rc));
     dev->cc = prop.major * 10 + prop.minor;
     if (dev->cc < 80)
         return ds4_fail(err, DS4_E_INVALID,
                         "%s has compute capability %d.%d, at least 8.0 is needed", prop.name,
                         prop.major, prop.minor);
     dev->n_sm = prop.multiProcessorCount;
-    snprintf(dev->name, sizeof(dev->name), "card %d, %s, sm_%d, %d SMs", dev->ordinal, prop.name,
-             dev->cc, dev->n_sm);
+    snprintf(dev->name, sizeof(dev->name), "%s, sm_%d, %d SMs", prop.name, dev->cc, dev->n_sm);
     return 0;
 }
 
@@ -52,6 +60,7 @@ static struct ds4_device *cuda_open(const struct ds4_device_config *config, stru
         (void)ds4_fail(err, DS4_E_NOMEM, "no memory for the device");
         return NULL;
     }
+    dev->ordinal = config->ordinal;
     dev->products = config->products;
     if (choose_device(config, dev, err) != 0) {
         free(dev);
@@ -91,6 +100,13 @@ static void cuda_close(struct ds4_device *dev)
 static const char *cuda_describe(const struct ds4_device *dev)
 {
     return dev->name;
+}
+
+static int32_t cuda_n_device(void)
+{
+    int n = 0;
+
+    return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
 }
 
 static void cuda_memory(struct ds4_device *dev, size_t *free_bytes, size_t *total_bytes)
@@ -137,6 +153,27 @@ static void cuda_download(struct ds4_device *dev, void *host_dst, const void *sr
 static void cuda_sync(struct ds4_device *dev)
 {
     DS4_CUDA(cudaStreamSynchronize(dev->stream));
+}
+
+/* Refusals (a locked-memory limit, memory pinned already) are answers; the error must not stay. */
+static void cuda_pin(struct ds4_device *dev, void *host, size_t bytes)
+{
+    (void)dev;
+    if (cudaHostRegister(host, bytes, cudaHostRegisterPortable) != cudaSuccess)
+        (void)cudaGetLastError();
+}
+
+static void cuda_unpin(struct ds4_device *dev, void *host)
+{
+    (void)dev;
+    if (cudaHostUnregister(host) != cudaSuccess)
+        (void)cudaGetLastError();
+}
+
+static void *cuda_queue(struct ds4_device *dev, int32_t *ordinal)
+{
+    *ordinal = dev->ordinal;
+    return dev->stream;
 }
 
 /* ---- scratch -------------------------------------------------------------------------------------- */
@@ -261,12 +298,16 @@ const struct ds4_backend ds4_backend_cuda = {
     .open = cuda_open,
     .close = cuda_close,
     .describe = cuda_describe,
+    .n_device = cuda_n_device,
     .memory = cuda_memory,
     .alloc = cuda_alloc,
     .upload = cuda_upload,
     .download = cuda_download,
     .sync = cuda_sync,
     .synth = ds4_cuda_synth,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
+    .queue = cuda_queue,
     .scratch_bytes = cuda_scratch_bytes,
     .set_scratch = cuda_set_scratch,
     .begin = cuda_begin,

@@ -26,6 +26,7 @@ static int recode(unsigned which, struct ds4_str in, struct ds4_buf *out)
     struct ds4_kv_read kv_read;
     struct ds4_kv_unlink kv_unlink;
     struct ds4_kv_done kv_done;
+    struct ds4_pipe_id id;
 
     switch (which) {
     case 0:
@@ -61,6 +62,9 @@ static int recode(unsigned which, struct ds4_str in, struct ds4_buf *out)
     case 10:
         return ds4_codec_decode_kv_unlink(in, 1, &arena, &kv_unlink, NULL) ||
                ds4_codec_encode_kv_unlink(&kv_unlink, out, NULL);
+    case 12:
+        return ds4_codec_decode_pipe_id(in, &arena, &id, NULL) ||
+               ds4_codec_encode_pipe_id(&id, out, NULL);
     default:
         return ds4_codec_decode_kv_done(in, 1, &arena, &kv_done, NULL) ||
                ds4_codec_encode_kv_done(&kv_done, out, NULL);
@@ -73,7 +77,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (size == 0)
         return 0;
-    which = data[0] % 12;
+    which = data[0] % 13;
     if (arena.max_bytes == 0) {
         ds4_arena_init(&arena, (size_t)2 * DS4_CODEC_ARENA_BYTES);
         ds4_buf_init(&first, DS4_MAX_FRAME_BYTES);

@@ -28,6 +28,7 @@ struct world {
     bool frozen;           /* steps are not executed */
     int32_t n_abort, n_stop, n_welcome, n_refused, n_form;
     bool ready_at_abort; /* what /health said while the first abort went out */
+    int32_t n_pipe_id[N_STAGE];
     char why[256];
 };
 
@@ -55,6 +56,16 @@ static void on_form(void *owner, const struct ds4_peer *to, const struct ds4_for
     w->n_form++;
     if (!w->deaf[to->stage])
         w->form[to->stage] = *form;
+}
+
+static void on_pipe_id(void *owner, const struct ds4_peer *to, uint32_t generation,
+                       const struct ds4_pipe_id *id)
+{
+    struct world *w = owner;
+
+    assert_int_equal(generation, ds4_cluster_generation(w->cluster));
+    assert_int_equal(id->byte[0], 77);
+    w->n_pipe_id[to->stage]++;
 }
 
 static void on_abort(void *owner, const struct ds4_peer *to, uint32_t generation)
@@ -116,6 +127,7 @@ static void world_open(struct world *w)
         .send_welcome = on_welcome,
         .send_refused = on_refused,
         .send_form = on_form,
+        .send_pipe_id = on_pipe_id,
         .send_abort = on_abort,
         .send_stop = on_stop,
     };
@@ -611,6 +623,31 @@ static void a_draining_cluster_is_not_ready_and_finishes_its_work(void **state)
     world_close(&w);
 }
 
+static void where_the_pipe_is_goes_from_stage_0_to_the_others_of_its_formation(void **state)
+{
+    const struct ds4_pipe_id id = {.n_byte = 1, .byte = {77}};
+    struct world w;
+    uint32_t generation;
+
+    (void)state;
+    world_open(&w);
+    for (int32_t s = 0; s < N_STAGE; s++) {
+        w.deaf[s] = true;
+        reboot(&w, s);
+    }
+    turns(&w, 2);
+    generation = ds4_cluster_generation(w.cluster);
+    assert_true(w.n_form >= N_STAGE);
+    ds4_cluster_pipe_offer(w.cluster, &w.peer[1], generation, &id, w.rig.now_ns);
+    ds4_cluster_pipe_offer(w.cluster, &w.peer[0], generation - 1, &id, w.rig.now_ns);
+    assert_int_equal(w.n_pipe_id[1], 0);
+    ds4_cluster_pipe_offer(w.cluster, &w.peer[0], generation, &id, w.rig.now_ns);
+    assert_int_equal(w.n_pipe_id[0], 0);
+    for (int32_t s = 1; s < N_STAGE; s++)
+        assert_int_equal(w.n_pipe_id[s], 1);
+    world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -626,6 +663,7 @@ int main(void)
         cmocka_unit_test(a_contradicting_record_ends_the_generation),
         cmocka_unit_test(records_of_strangers_and_old_generations_are_dropped),
         cmocka_unit_test(a_formation_that_fails_is_tried_again_with_new_names),
+        cmocka_unit_test(where_the_pipe_is_goes_from_stage_0_to_the_others_of_its_formation),
         cmocka_unit_test(stages_that_do_not_make_one_model_never_form),
         cmocka_unit_test(a_stage_that_holds_nothing_fails_the_plan),
         cmocka_unit_test(a_stage_that_stays_away_fails_the_cluster_and_the_queue),

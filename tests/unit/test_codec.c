@@ -807,6 +807,38 @@ static void random_small_messages_come_back_equal(void **state)
     ds4_buf_deinit(&again);
 }
 
+static void pipe_ids_of_1_to_256_bytes_come_back_equal_and_others_are_refused(void **state)
+{
+    static const uint8_t none[] = {0x0a, 0};
+    struct fixture *f = *state;
+    struct ds4_pipe_id in = {0}, out;
+    struct ds4_err err = {0};
+    uint8_t longer[3 + DS4_MAX_PIPE_ID + 1] = {0x0a, 0x81, 0x02}; /* field 1, 257 bytes */
+
+    for (int32_t n = 1; n <= DS4_MAX_PIPE_ID; n++) {
+        ds4_buf_clear(&f->buf);
+        in.byte[n - 1] = (uint8_t)(n * 7);
+        in.n_byte = n;
+        assert_int_equal(ds4_codec_encode_pipe_id(&in, &f->buf, &err), 0);
+        assert_int_equal(ds4_codec_decode_pipe_id(payload(f), &f->arena, &out, &err), 0);
+        assert_memory_equal(&in, &out, sizeof(in));
+    }
+    for (int32_t n = -1; n <= DS4_MAX_PIPE_ID + 1; n += DS4_MAX_PIPE_ID + 2) {
+        in.n_byte = n;
+        assert_int_equal(ds4_codec_encode_pipe_id(&in, &f->buf, &err), -1);
+    }
+    assert_int_equal(ds4_codec_decode_pipe_id((struct ds4_str){(const char *)none, sizeof(none)},
+                                              &f->arena, &out, &err),
+                     -1);
+    assert_int_equal(ds4_codec_decode_pipe_id(DS4_STR(""), &f->arena, &out, &err), -1);
+    assert_int_equal(err.code, DS4_E_PROTOCOL);
+    assert_int_equal(
+        ds4_codec_decode_pipe_id((struct ds4_str){(const char *)longer, sizeof(longer)}, &f->arena,
+                                 &out, &err),
+        -1);
+    assert_int_equal(f->arena.used_bytes, 0);
+}
+
 static void text_that_the_wire_does_not_carry_becomes_question_marks(void **state)
 {
     struct fixture *f = *state;
@@ -926,6 +958,7 @@ int main(void)
         cmocka_unit_test(each_token_field_out_of_range_is_named),
         cmocka_unit_test(uneven_logprob_lists_are_refused),
         cmocka_unit_test(random_small_messages_come_back_equal),
+        cmocka_unit_test(pipe_ids_of_1_to_256_bytes_come_back_equal_and_others_are_refused),
         cmocka_unit_test(text_that_the_wire_does_not_carry_becomes_question_marks),
         cmocka_unit_test(text_is_refused_when_too_long_or_not_printable),
         cmocka_unit_test(each_small_message_field_out_of_range_is_refused),

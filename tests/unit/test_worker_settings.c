@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -91,6 +92,8 @@ static void what_cannot_work_is_named(void **state)
         {"model { path = \"m\" }\n", -1, "--stage is -1"},
         {"cluster { stages = 2 }\n", 0, "model.path"},
         {"model { path = \"m\" }\ncluster { pipe = \"nccl\" }\n", 0, "cluster.pipe"},
+        {"model { path = \"m\" }\ncluster { stages = 3 }\nworker { devices = {0, 1} }\n", 0,
+         "2 devices for 3 stages"},
     };
 
     (void)state;
@@ -122,6 +125,50 @@ static void an_endpoint_too_long_is_refused(void **state)
     ds4_config_deinit(&config);
 }
 
+static void stages_take_devices_by_list_or_by_number(void **state)
+{
+    struct ds4_worker_settings settings;
+    struct ds4_config config;
+    struct ds4_err err = {0};
+
+    (void)state;
+    assert_int_equal(fill("model { path = \"m\" }\ncluster { stages = 3 }\n"
+                          "worker { devices = {4, 0, 2} }\n",
+                          2, &config, &settings, &err),
+                     0);
+    assert_int_equal(settings.stage.device.ordinal, 2);
+    assert_ptr_equal(settings.control.loop.pipe, &ds4_pipe_shm);
+    assert_ptr_equal(settings.stage.pipe, &ds4_pipe_shm);
+    ds4_config_deinit(&config);
+    assert_int_equal(
+        fill("model { path = \"m\" }\ncluster { stages = 3 }\n", 2, &config, &settings, &err), 0);
+    assert_int_equal(settings.stage.device.ordinal, 0); /* there is one processor */
+    ds4_config_deinit(&config);
+}
+
+static void nccl_is_told_the_settings_unless_the_environment_says_otherwise(void **state)
+{
+    struct ds4_worker_settings settings;
+    struct ds4_config config;
+    struct ds4_err err = {0};
+
+    (void)state;
+    assert_int_equal(fill("model { path = \"m\" }\n"
+                          "nccl { interface = \"eth7\"\n channels = 0\n shm = false }\n",
+                          0, &config, &settings, &err),
+                     0);
+    setenv("NCCL_DEBUG", "INFO", 1);
+    unsetenv("NCCL_MAX_CTAS");
+    assert_int_equal(ds4_worker_settings_environment(&config, &err), 0);
+    assert_string_equal(getenv("NCCL_SOCKET_IFNAME"), "eth7");
+    assert_string_equal(getenv("NCCL_P2P_DISABLE"), "1");
+    assert_string_equal(getenv("NCCL_SHM_DISABLE"), "1");
+    assert_string_equal(getenv("NCCL_NVLS_ENABLE"), "0");
+    assert_string_equal(getenv("NCCL_DEBUG"), "INFO");
+    assert_null(getenv("NCCL_MAX_CTAS"));
+    ds4_config_deinit(&config);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -129,6 +176,8 @@ int main(void)
         cmocka_unit_test(rows_per_step_stay_below_the_wire_limit),
         cmocka_unit_test(what_cannot_work_is_named),
         cmocka_unit_test(an_endpoint_too_long_is_refused),
+        cmocka_unit_test(stages_take_devices_by_list_or_by_number),
+        cmocka_unit_test(nccl_is_told_the_settings_unless_the_environment_says_otherwise),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
