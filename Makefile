@@ -52,7 +52,7 @@ CFLAGS_ALL := -std=c11 -D_GNU_SOURCE -g $(OPT_$(CONFIG)) $(WARN) $(if $(WERROR),
               -march=$(MARCH) -ffp-contract=off -fno-common -fstack-protector-strong -pthread -I. \
               -isystem $(BUILD)/gen $(PKG_CFLAGS) -DDS4_VERSION='"$(VERSION)"' $(if $(FAULTS),-DDS4_FAULTS) \
               $(CFLAGS)
-LDFLAGS_ALL := $(OPT_$(CONFIG)) -pthread $(LDFLAGS)
+LDFLAGS_ALL := $(OPT_$(CONFIG)) -pthread -Wl,-z,relro,-z,now $(LDFLAGS)
 
 # sm_80 with its PTX, which newer cards run; CUDA_SM90=1 adds native code for them.
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -gencode 'arch=compute_80,code=[sm_80,compute_80]' \
@@ -77,10 +77,11 @@ endif
 DEPS     := build-essential pkg-config libh2o-dev libssl-dev libuv1-dev libzmq3-dev \
             libprotobuf-c-dev protobuf-c-compiler libjansson-dev libconfuse-dev libutf8proc-dev \
             libxxhash-dev libzstd-dev libsystemd-dev python3
+DEPS_DEB := debhelper dpkg-dev help2man
 DEPS_CHECK := libcmocka-dev $(if $(filter none,$(VOCAB)),,$(foreach c,node npm,$(if \
               $(shell command -v $(c) 2>/dev/null),,$(c:node=nodejs))))
 DEPS_DEV := $(DEPS_CHECK) clang-14 llvm-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 \
-            shellcheck prometheus git curl ca-certificates systemd
+            shellcheck prometheus git curl ca-certificates systemd $(DEPS_DEB) lintian
 
 MAINS  := router/main.c router/text_main.c worker/main.c worker/gguf_main.c
 SRC_common  := $(wildcard common/*.c)
@@ -101,8 +102,8 @@ FUZZERS  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz
 SCRIPTED := $(BUILD)/tests/programs/ds4_scripted
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(wildcard bench/bench_*.c))
 
-.PHONY: help all deps deps-dev check check-unit check-quick check-fuzz check-e2e check-faults bench fuzz format gpu \
-        lint install example demo soak clean tests always
+.PHONY: help all deps deps-dev deps-deb check check-unit check-quick check-fuzz check-e2e check-faults bench fuzz format gpu \
+        lint install deb example demo soak clean tests always
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -128,6 +129,9 @@ deps: ## install the libraries (apt-get; nothing happens when all are there)
 
 deps-dev: deps ## and the tools for tests, lint and fuzzing
 	@tests/install.sh "$(SUDO)" $(DEPS_DEV)
+
+deps-deb: deps ## and what makes a Debian package
+	@tests/install.sh "$(SUDO)" $(DEPS_DEB)
 
 # The two commands of the README start from a bare machine: make builds what it includes, then reads this
 # file anew and finds pkg-config.  They use every core unless -j says otherwise.
@@ -275,6 +279,11 @@ install: $(BINS) ## into $(DESTDIR)$(PREFIX): programs, units, user, folders, ex
 	install -D -m 644 deploy/ds4.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/ds4.conf
 	install -D -m 644 deploy/ds4.tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/ds4.conf
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/ds4 deploy/ds4.conf.example LICENSE README.md
+
+deb: $(BINS) ## a Debian package of the CPU build: build/deb/ds4_$(VERSION)_amd64.deb
+	rm -rf build/deb && mkdir -p build/deb/ds4
+	cp -r deploy/debian build/deb/ds4/debian
+	cd build/deb/ds4 && env -u MAKEFLAGS TOP=$(CURDIR) CONFIG=$(CONFIG) dpkg-buildpackage -b -uc -us -d
 
 example: $(BUILD)/bin/ds4-router ## write deploy/ds4.conf.example anew, after a change of the settings
 	{ sed '/^$$/q' deploy/ds4.conf.example && $< --config /dev/null --print-config; } >$(BUILD)/example

@@ -12,6 +12,7 @@ import unittest
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 import e2e  # noqa: E402
 
+VERSION = "0.1.0"  # of Makefile and deploy/debian/changelog
 PROGRAMS = ["sbin/ds4-router", "libexec/ds4-worker", "bin/ds4-text", "bin/ds4-gguf"]
 OTHERS = [
     "lib/systemd/system/ds4.target",
@@ -40,7 +41,7 @@ class Install(unittest.TestCase):
         cls.install(PREFIX=cls.prefix)
 
     @staticmethod
-    def install(**variables):
+    def make(target, **variables):
         """The outer make's job server is not ours."""
         environment = dict(os.environ, MAKEFLAGS="")
         for word in os.environ.get("MAKEFLAGS", "").split():
@@ -48,10 +49,14 @@ class Install(unittest.TestCase):
             if equals and not name.startswith("-"):
                 variables.setdefault(name, value)
         variables["CONFIG"] = e2e.CONFIG
-        done = run("make", "-C", e2e.ROOT, "install", env=environment,
+        done = run("make", "-C", e2e.ROOT, target, env=environment,
                    *["%s=%s" % item for item in variables.items()])
         if done.returncode != 0:
             raise AssertionError(done.stdout)
+
+    @classmethod
+    def install(cls, **variables):
+        cls.make("install", **variables)
 
     def path(self, name):
         return os.path.join(self.prefix, name)
@@ -134,6 +139,41 @@ class Install(unittest.TestCase):
             status = os.stat(os.path.join(system, folder))
             self.assertEqual(status.st_mode & 0o777, mode, folder)
             self.assertEqual(status.st_uid, int(user[0][2]), folder)
+
+
+@unittest.skipUnless(all(map(shutil.which, ("dpkg-buildpackage", "dh", "help2man"))),
+                     "make deps-deb is needed for packages")
+class Package(unittest.TestCase):
+    """`make deb`; that it installs and goes again is tried in a bare root by tests/newcomer.sh."""
+
+    @classmethod
+    def setUpClass(cls):
+        Install.make("deb")
+        cls.folder = os.path.join(e2e.ROOT, "build/deb")
+        cls.deb = os.path.join(cls.folder, "ds4_%s_amd64.deb" % VERSION)
+
+    def test_programs_and_package_have_the_same_version(self):
+        done = run(os.path.join(e2e.bin_dir(), "ds4-router"), "--version")
+        self.assertEqual(done.stdout.split(), ["ds4-router", VERSION])
+        self.assertTrue(os.path.isfile(self.deb), "deploy/debian/changelog names another version")
+
+    def test_it_holds_what_make_install_installs(self):
+        done = run("dpkg-deb", "--contents", self.deb)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        files = [line.split()[5] for line in done.stdout.splitlines() if not line.startswith("d")]
+        ours = [name.replace("./lib/", "./usr/lib/") for name in files
+                if "/share/man/" not in name and "/share/lintian/" not in name]
+        own = ["share/doc/ds4/changelog.gz", "share/doc/ds4/copyright"]
+        wanted = set(PROGRAMS + OTHERS + own) - {"share/doc/ds4/LICENSE"}
+        self.assertEqual(sorted(ours), sorted("./usr/" + name for name in wanted))
+        for page in ("man8/ds4-router.8", "man1/ds4-text.1", "man1/ds4-gguf.1"):
+            self.assertIn("./usr/share/man/%s.gz" % page, files)
+
+    @unittest.skipUnless(shutil.which("lintian"), "lintian is not installed")
+    def test_lintian_finds_no_error(self):
+        changes = os.path.join(self.folder, "ds4_%s_amd64.changes" % VERSION)
+        done = run("lintian", "--allow-root", "--fail-on", "error", changes)
+        self.assertEqual((done.returncode, done.stdout), (0, ""))
 
 
 if __name__ == "__main__":
