@@ -451,7 +451,9 @@ int32_t ds4_config_stages(const struct ds4_config *config)
 {
     if (config->cluster.stages > 0)
         return config->cluster.stages;
-    return config->cluster.partition.n > 0 ? config->cluster.partition.n : 1;
+    if (config->cluster.partition.n > 0)
+        return config->cluster.partition.n;
+    return config->gpu.cards.n > 0 ? config->gpu.cards.n : 1;
 }
 
 static bool is_tcp(const char *endpoint)
@@ -475,6 +477,18 @@ static int check_access(const struct ds4_config *config, struct ds4_err *err)
     return 0;
 }
 
+/* Lists with a value per stage; `one` value may stand for all of them. */
+static int check_per_stage(const struct ds4_config *config, const char *setting, int32_t n,
+                           bool one, struct ds4_err *err)
+{
+    int32_t n_stage = ds4_config_stages(config);
+
+    if (n == 0 || n == n_stage || (one && n == 1))
+        return 0;
+    return ds4_fail(err, DS4_E_INVALID, "%s has %d values, the cluster has %d stages", setting, n,
+                    n_stage);
+}
+
 int ds4_config_check(const struct ds4_config *config, struct ds4_err *err)
 {
     if (check_access(config, err) != 0)
@@ -483,6 +497,11 @@ int ds4_config_check(const struct ds4_config *config, struct ds4_err *err)
         config->cluster.stages != config->cluster.partition.n)
         return ds4_fail(err, DS4_E_INVALID, "cluster.stages is %d, but cluster.partition has %d",
                         config->cluster.stages, config->cluster.partition.n);
+    if (check_per_stage(config, "gpu.device", config->gpu.device.n, true, err) != 0 ||
+        check_per_stage(config, "gpu.memory_limit_mb", config->gpu.memory_limit_mb.n, true, err) !=
+            0 ||
+        check_per_stage(config, "gpu.cards", config->gpu.cards.n, false, err) != 0)
+        return -1;
     if (config->cluster.lost_ms < 2 * config->cluster.heartbeat_ms)
         return ds4_fail(err, DS4_E_INVALID,
                         "cluster.lost_ms is %d, must be at least twice cluster.heartbeat_ms (%d)",

@@ -147,8 +147,12 @@ struct ds4_config {
         int32_t threads;
         unsigned int isa;  /* enum ds4_isa */
         unsigned int load; /* enum ds4_load */
-        struct ds4_config_ints devices;
     } worker;
+    struct {
+        struct ds4_config_texts device;
+        struct ds4_config_ints memory_limit_mb;
+        struct ds4_config_texts cards;
+    } gpu;
     struct {
         bool p2p;
         bool shm;
@@ -198,7 +202,8 @@ int ds4_config_check(const struct ds4_config *config, struct ds4_err *err) DS4_M
 void ds4_config_take_live(struct ds4_config *running, struct ds4_config *fresh,
                           struct ds4_buf *taken, struct ds4_buf *left);
 
-/* The number of pipeline stages: cluster.stages, else the length of the partition, else 1. */
+/* The number of pipeline stages: cluster.stages, else the length of the partition, else of gpu.cards,
+ * else 1. */
 int32_t ds4_config_stages(const struct ds4_config *config);
 /* True if the text is an address of this host only: 127.x.y.z or ::1. */
 bool ds4_config_is_loopback(const char *address);

@@ -69,9 +69,9 @@ const struct ds4_setting ds4_settings[] = {
         "context length; 0 = the file's, or what the memory plan fits"),
 
     NUM(cluster, partition, "", 1, 1024, "",
-        "layers per stage, first stage first; empty = even split"),
+        "layers per stage, first stage first; empty = cut for gpu.cards, else even"),
     NUM(cluster, stages, "0", 0, DS4_CONFIG_MAX_ITEMS, "",
-        "number of stages; 0 = length of partition, or 1"),
+        "number of stages; 0 = length of partition or of gpu.cards, or 1"),
     TXT(cluster, endpoint_dir, "/run/ds4",
         "folder (mode 0700) of the ipc sockets between router and workers"),
     TXT(cluster, steps_endpoint, "",
@@ -167,8 +167,13 @@ const struct ds4_setting ds4_settings[] = {
     ONE(worker, isa, "auto", "auto|scalar|avx2|avx512",
         "instruction set of the CPU backend; the results are the same"),
     ONE(worker, load, "mmap", "mmap|pread", "how weights are read"),
-    NUM(worker, devices, "", 0, 1024, "",
-        "CUDA device of each stage; empty = stage N takes device N, modulo what it sees"),
+    TXT(gpu, device, "",
+        "card of each stage: number, PCI address or UUID; empty = stage number, counted round"),
+    NUM(gpu, memory_limit_mb, "", 0, INT32_MAX, "MiB",
+        "a stage takes no more; one value for all or one per stage; 0 = the whole device"),
+    TXT(gpu, cards, "",
+        "GiB of each stage's card, for --plan and an unset cluster.partition, like \"64\" or "
+        "\"80@3350\" with GB/s"),
 
     TXT(nccl, p2p, "false",
         "let GPUs copy to each other directly; only where a byte-exact copy test has passed"),

@@ -32,7 +32,8 @@ extern "C" {
 struct ds4_device; /* opaque; one per worker */
 
 struct ds4_device_config {
-    int32_t ordinal;  /* CUDA device number; ignored by cpu */
+    const char *card; /* cuda: number, PCI address or UUID of the card; NULL or "": the next */
+    int32_t ordinal;  /* cuda: the card of this number, counted round over those visible */
     int32_t n_thread; /* cpu pool size incl. the caller; 0 = all cores */
     enum ds4_isa isa; /* cpu only; one the machine lacks is DS4_E_INVALID */
     enum ds4_products products;
@@ -352,7 +353,7 @@ struct ds4_backend {
     void *(*queue)(struct ds4_device *dev, int32_t *ordinal);
 
     /* Scratch bytes the operations need below those limits; handed over once, before the first
-     * operation. */
+     * operation.  On cuda they are the same for every card: dev may be NULL, for plans without one. */
     size_t (*scratch_bytes)(const struct ds4_device *dev, const struct ds4_limits *limits);
     void (*set_scratch)(struct ds4_device *dev, void *scratch, size_t bytes);
 

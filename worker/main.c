@@ -8,7 +8,7 @@
 #include "common/service.h"
 #include "common/weights_file.h"
 #include "worker/control.h"
-#include "worker/plan.h"
+#include "worker/rig.h"
 #include "worker/settings.h"
 
 #include <argp.h>
@@ -16,6 +16,7 @@
 #include <stdlib.h>
 
 #define DEFAULT_CONFIG "/etc/ds4/ds4.conf"
+#define PLAN_MAX_BYTES ((size_t)1 << 20)
 
 const char *argp_program_version = "ds4-worker " DS4_VERSION;
 
@@ -25,16 +26,27 @@ struct arguments {
     bool level_given;
     enum ds4_log_level level;
     bool plan;
+    const char *cards; /* of --plan; NULL: those of the settings, or this machine's device */
+    const char *model; /* of --plan; NULL: model.path */
+    bool json;
+    bool config_given;
     bool check_config;
 };
 
-enum option_key { OPTION_PLAN = 0x100, OPTION_CHECK };
+enum option_key { OPTION_PLAN = 0x100, OPTION_CARDS, OPTION_MODEL, OPTION_JSON, OPTION_CHECK };
 
 static const struct argp_option options[] = {
     {"config", 'c', "FILE", 0, "settings (default " DEFAULT_CONFIG ")", 0},
     {"stage", 's', "N", 0, "stage to run, from 0 (default 0)", 0},
     {"log-level", 'l', "LEVEL", 0, "error, warn, info or debug", 0},
-    {"plan", OPTION_PLAN, NULL, 0, "print the memory plan of the stage and leave", 0},
+    {"plan", OPTION_PLAN, NULL, 0, "print the memory plan of rig or stage and leave", 0},
+    {"cards", OPTION_CARDS, "GB,GB", 0,
+     "with --plan: cards to plan for, no device is touched (default: gpu.cards, else this stage's "
+     "device)",
+     0},
+    {"model", OPTION_MODEL, "FILE", 0,
+     "with --plan: model to plan for; without --config all other settings have their defaults", 0},
+    {"json", OPTION_JSON, NULL, 0, "with --plan: print JSON", 0},
     {"check-config", OPTION_CHECK, NULL, 0, "check the settings and leave", 0},
     {0},
 };
@@ -48,6 +60,7 @@ static error_t parse_option(int key, char *value, struct argp_state *state)
     switch (key) {
     case 'c':
         arguments->config = value;
+        arguments->config_given = true;
         return 0;
     case 's':
         number = strtol(value, &end, 10);
@@ -63,27 +76,78 @@ static error_t parse_option(int key, char *value, struct argp_state *state)
     case OPTION_PLAN:
         arguments->plan = true;
         return 0;
+    case OPTION_CARDS:
+        arguments->cards = value;
+        return 0;
+    case OPTION_MODEL:
+        arguments->model = value;
+        return 0;
+    case OPTION_JSON:
+        arguments->json = true;
+        return 0;
     case OPTION_CHECK:
         arguments->check_config = true;
+        return 0;
+    case ARGP_KEY_END:
+        if (!arguments->plan &&
+            (arguments->cards != NULL || arguments->model != NULL || arguments->json))
+            argp_error(state, "--cards, --model and --json belong to --plan");
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
     }
 }
 
-static int print_plan(const struct ds4_stage_config *stage, struct ds4_err *err)
+static int print_rig(const struct ds4_rig *rig, bool json, struct ds4_err *err)
 {
-    struct ds4_plan *plan = calloc(1, sizeof(*plan));
-    int code = DS4_EXIT_CONFIG;
+    struct ds4_buf out;
+    int rc;
 
-    if (plan == NULL)
-        ds4_fail(err, DS4_E_NOMEM, "no memory for a plan");
-    else if (ds4_stage_plan(stage, plan, err) == 0) {
-        ds4_plan_log(plan);
-        code = DS4_EXIT_OK;
+    ds4_buf_init(&out, PLAN_MAX_BYTES);
+    rc = json ? ds4_rig_print_json(rig, &out) : ds4_rig_print(rig, &out);
+    if (rc != 0)
+        ds4_fail(err, DS4_E_NOMEM, "no memory to print the plan");
+    else if (fwrite(out.ptr, 1, out.len, stdout) != out.len || fflush(stdout) != 0)
+        rc = ds4_fail(err, DS4_E_IO, "could not write the plan");
+    ds4_buf_deinit(&out);
+    return rc;
+}
+
+/* Fitting or not, the plan is printed; a plan that does not fit is what a start would fail with. */
+static int plan(const struct arguments *arguments, struct ds4_stage_config *stage,
+                struct ds4_err *err)
+{
+    struct ds4_rig rig = {.fits = false};
+    int code = DS4_EXIT_CONFIG;
+    int rc;
+
+    if (arguments->cards != NULL)
+        stage->n_card = ds4_cards_parse(arguments->cards, stage->card, err);
+    if (stage->n_card < 0)
+        return DS4_EXIT_CONFIG;
+    rc = stage->n_card > 0 ? ds4_rig_plan(&rig, stage, stage->card, stage->n_card, err)
+                           : ds4_rig_plan_here(&rig, stage, err);
+    if (rc == 0 && print_rig(&rig, arguments->json, err) == 0) {
+        code = rig.fits ? DS4_EXIT_OK : DS4_EXIT_CONFIG;
+        if (!rig.fits)
+            ds4_fail(err, DS4_E_NOMEM, "%s", rig.verdict);
     }
-    free(plan);
+    ds4_rig_deinit(&rig);
     return code;
+}
+
+/* The settings of the file; with --plan --model and no --config the defaults. */
+static int load_settings(const struct arguments *arguments, struct ds4_config *config,
+                         struct ds4_err *err)
+{
+    if (ds4_config_init(config, err))
+        return -1;
+    if ((arguments->model == NULL || arguments->config_given) &&
+        ds4_config_load(config, arguments->config, err))
+        return -1;
+    if (arguments->model != NULL && ds4_config_set(config, "model.path", arguments->model, err))
+        return -1;
+    return ds4_config_check(config, err);
 }
 
 static int run(const struct arguments *arguments, struct ds4_config *config, struct ds4_err *err)
@@ -91,8 +155,7 @@ static int run(const struct arguments *arguments, struct ds4_config *config, str
     static char name[32];
     struct ds4_worker_settings settings;
 
-    if (ds4_config_init(config, err) || ds4_config_load(config, arguments->config, err) ||
-        ds4_config_check(config, err))
+    if (load_settings(arguments, config, err))
         return DS4_EXIT_CONFIG;
     snprintf(name, sizeof(name), "stage%d", (int)arguments->stage);
     ds4_log_set_name(name);
@@ -105,7 +168,7 @@ static int run(const struct arguments *arguments, struct ds4_config *config, str
     if (arguments->check_config)
         return DS4_EXIT_OK;
     if (arguments->plan)
-        return print_plan(&settings.stage, err);
+        return plan(arguments, &settings.stage, err);
     return ds4_control_run(&settings.control, err);
 }
 

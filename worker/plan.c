@@ -16,7 +16,8 @@
 #include <string.h>
 
 #define ALIGN         256
-#define SPARE_PART    32                  /* of the device's memory is left to others ... */
+#define TOY_D_MODEL   1024 /* narrower models were not trained with the cache rounding */
+#define SPARE_PART    32   /* of a host's memory is left to others ... */
 #define SPARE_MAX     ((size_t)512 << 20) /* ... but no more than this */
 #define MIN_CONTEXT   DS4_BLOCK_TOK
 #define OVERRUN_TOK   (1 + DS4_MAX_DRAFT) /* rows past the context that a run-ahead step may write */
@@ -114,7 +115,7 @@ static void set_limits(struct ds4_plan *plan, const struct ds4_model_shape *m)
                                        .max_cols = widest};
 }
 
-static int32_t table_blocks(int32_t context_tok)
+int32_t ds4_plan_seq_blocks(int32_t context_tok)
 {
     return (context_tok + OVERRUN_TOK + DS4_BLOCK_TOK - 1) / DS4_BLOCK_TOK;
 }
@@ -128,7 +129,7 @@ static void size_fixed(struct ds4_plan *plan, const struct ds4_plan_request *rq,
     struct ds4_step_buffers buf;
 
     plan->context_tok = context_tok;
-    plan->kv.table_blocks = table_blocks(context_tok);
+    plan->kv.table_blocks = ds4_plan_seq_blocks(context_tok);
     set_limits(plan, rq->model);
     plan->rings_bytes = ds4_kv_rings_bytes(&plan->kv);
     plan->steps_bytes = ds4_step_buffers_carve(&buf, rq->model, rq->stream, rq->max_step_tok,
@@ -157,11 +158,16 @@ size_t ds4_plan_total(const struct ds4_plan *plan)
     return fixed_bytes(plan) + plan->pages_bytes;
 }
 
+size_t ds4_plan_slack(const struct ds4_plan *plan)
+{
+    return (size_t)plan->kv.n_layer * 2 * ALIGN;
+}
+
 /* Blocks that fit beside the rest; INT32_MAX where blocks cost nothing (window layers only). */
 static int32_t blocks_that_fit(const struct ds4_plan *plan)
 {
     size_t block = ds4_kv_block_bytes(&plan->kv);
-    size_t fixed = fixed_bytes(plan) + (size_t)plan->kv.n_layer * 2 * ALIGN;
+    size_t fixed = fixed_bytes(plan) + ds4_plan_slack(plan);
     size_t n;
 
     if (fixed >= plan->free_bytes)
@@ -218,6 +224,13 @@ static int check_request(const struct ds4_plan_request *rq, struct ds4_err *err)
     return 0;
 }
 
+static size_t spare_of(const struct ds4_plan_request *rq)
+{
+    if (rq->own_memory)
+        return DS4_PLAN_CARD_SPARE;
+    return rq->total_bytes / SPARE_PART < SPARE_MAX ? rq->total_bytes / SPARE_PART : SPARE_MAX;
+}
+
 static void set_shape(struct ds4_plan *plan, const struct ds4_plan_request *rq)
 {
     const struct ds4_model_shape *m = rq->model;
@@ -232,8 +245,7 @@ static void set_shape(struct ds4_plan *plan, const struct ds4_plan_request *rq)
     plan->mapped_bytes = rq->weights_mapped_bytes;
     plan->pipe_bytes = align_up(rq->pipe_bytes);
     plan->free_bytes = rq->free_bytes;
-    plan->spare_bytes =
-        rq->total_bytes / SPARE_PART < SPARE_MAX ? rq->total_bytes / SPARE_PART : SPARE_MAX;
+    plan->spare_bytes = spare_of(rq);
     for (int32_t id = rq->part.first_layer; id < rq->part.end_layer; id++)
         plan->layer[id - rq->part.first_layer] =
             (struct ds4_kv_layer_shape){.ratio = m->ratio[id],
@@ -261,10 +273,36 @@ static int shrink_context(struct ds4_plan *plan, const struct ds4_plan_request *
         int32_t context = (fit - 1) * DS4_BLOCK_TOK;
 
         if (fit < 2 || context < MIN_CONTEXT)
-            return does_not_fit(plan, table_blocks(MIN_CONTEXT), err);
+            return does_not_fit(plan, ds4_plan_seq_blocks(MIN_CONTEXT), err);
         size_fixed(plan, rq, context);
     }
     return 0;
+}
+
+void ds4_plan_request_of(const struct ds4_stage_config *config, const struct ds4_model_shape *model,
+                         bool own_memory, struct ds4_plan_request *out)
+{
+    bool f32 = config->stream == DS4_STREAM_F32;
+
+    *out = (struct ds4_plan_request){
+        .model = model,
+        .part = ds4_model_all(model),
+        .quant_sim = config->quant_sim == DS4_ON ||
+                     (config->quant_sim == DS4_AUTO && model->d_model >= TOY_D_MODEL),
+        /* Memory of its own is what a GPU is short of, unless f32 streams ask for exact numbers; a host
+         * computes in f32 and keeps it. */
+        .plain_format = !own_memory || f32 ? DS4_ROW_F32 : DS4_ROW_BF16,
+        .stream =
+            config->stream == DS4_STREAM_BF16 || (config->stream == DS4_STREAM_AUTO && own_memory)
+                ? DS4_DTYPE_BF16
+                : DS4_DTYPE_F32,
+        .context_tok = config->context_tok,
+        .max_seqs = config->max_seqs,
+        .max_step_tok = config->max_step_tok,
+        .n_blocks = config->n_blocks,
+        .hot_tok = config->hot_window_tok,
+        .own_memory = own_memory,
+    };
 }
 
 int ds4_plan_make(struct ds4_plan *plan, const struct ds4_plan_request *request,

@@ -10,12 +10,15 @@
 #include "common/model.h"
 #include "kernels/backend.h"
 #include "worker/kv_cache.h"
+#include "worker/stage.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define DS4_PLAN_SPARE_SLOTS 2 /* parked or arriving sequences beside the running ones */
+/* Cards have faulted at the top of their memory, and the driver takes from it later. */
+#define DS4_PLAN_CARD_SPARE ((size_t)1 << 30)
 
 /* Device buffers of one step; n = max_tok rows. */
 struct ds4_step_buffers {
@@ -64,6 +67,7 @@ struct ds4_plan_request {
     size_t pipe_bytes;  /* what the pipe between stages needs on the device */
     size_t free_bytes;  /* on the device now */
     size_t total_bytes; /* of the device */
+    bool own_memory;    /* a card: DS4_PLAN_CARD_SPARE stays free */
     size_t (*scratch_bytes)(const void *arg, const struct ds4_limits *limits);
     const void *scratch_arg;
 };
@@ -92,8 +96,17 @@ struct ds4_plan {
     size_t free_bytes;
 };
 
+/* What the settings ask for, for all of the model; part, weights, memory and scratch are still to fill in.
+ * own_memory: on a device that is not the host. */
+void ds4_plan_request_of(const struct ds4_stage_config *config, const struct ds4_model_shape *model,
+                         bool own_memory, struct ds4_plan_request *out);
+
+/* Cache blocks of one sequence of so many tokens, and of what a step may run past them. */
+int32_t ds4_plan_seq_blocks(int32_t context_tok);
+
 /* Fills *plan, which must stay where it is (kv.layer points into it).  DS4_E_INVALID for settings out of
- * range; DS4_E_NOMEM, with the bytes needed and free and what would fit. */
+ * range; DS4_E_NOMEM, with the bytes needed and free and what would fit: the sizes are then filled in,
+ * but for pages. */
 int ds4_plan_make(struct ds4_plan *plan, const struct ds4_plan_request *request,
                   struct ds4_err *err) DS4_MUST_CHECK;
 
@@ -102,6 +115,9 @@ size_t ds4_plan_row_bytes(const struct ds4_model_shape *model, enum ds4_dtype st
 
 /* Device bytes of the plan, mapped weights included. */
 size_t ds4_plan_total(const struct ds4_plan *plan);
+
+/* What must be free beyond the total before blocks are counted: each layer's pages are rounded up. */
+size_t ds4_plan_slack(const struct ds4_plan *plan);
 
 /* The table, one info line per part. */
 void ds4_plan_log(const struct ds4_plan *plan);

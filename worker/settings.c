@@ -5,6 +5,7 @@
 #include "worker/settings.h"
 
 #include "common/choices.h"
+#include "worker/rig.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -30,26 +31,19 @@ static const char *backend_name(const struct ds4_config *config)
     return config->worker.backend == DS4_BACKEND_CUDA ? "cuda" : "cpu";
 }
 
-/* A process that sees fewer devices than there are stages is on one host of several, or was given its
- * own by CUDA_VISIBLE_DEVICES. */
-static int32_t device_of(const struct ds4_config *config, int32_t stage)
-{
-    int32_t n_device = ds4_backend_n_device(backend_name(config));
-
-    if (config->worker.devices.n > stage)
-        return config->worker.devices.v[stage];
-    return n_device < 1 ? 0 : stage % n_device;
-}
-
 static bool has_gpu_each(const struct ds4_config *config, int32_t n_stage)
 {
+    const struct ds4_config_texts *device = &config->gpu.device;
+
     if (config->worker.backend != DS4_BACKEND_CUDA || n_stage < 2)
         return false;
-    for (int32_t a = 0; a < config->worker.devices.n; a++)
+    if (device->n == 0)
+        return ds4_backend_n_device("cuda") >= n_stage;
+    for (int32_t a = 0; a < device->n; a++)
         for (int32_t b = 0; b < a; b++)
-            if (config->worker.devices.v[a] == config->worker.devices.v[b])
+            if (strcmp(device->v[a], device->v[b]) == 0)
                 return false;
-    return config->worker.devices.n > 0 || ds4_backend_n_device("cuda") >= n_stage;
+    return device->n >= n_stage;
 }
 
 static const struct ds4_pipe_ops *choose_pipe(const struct ds4_config *config, int32_t n_stage,
@@ -71,8 +65,36 @@ static const struct ds4_pipe_ops *choose_pipe(const struct ds4_config *config, i
     return NULL;
 }
 
-static void fill_stage(const struct ds4_config *config, int32_t stage, int32_t n_stage,
-                       struct ds4_stage_config *out)
+/* What the gpu section says of this stage; a list of one value is for all of them. */
+static int fill_card(const struct ds4_config *config, int32_t stage, struct ds4_stage_config *out,
+                     struct ds4_err *err)
+{
+    const struct ds4_config_texts *device = &config->gpu.device;
+    const struct ds4_config_ints *limit = &config->gpu.memory_limit_mb;
+    const struct ds4_config_texts *cards = &config->gpu.cards;
+
+    out->device.ordinal = stage;
+    if (device->n > 0)
+        out->device.card = device->v[device->n == 1 ? 0 : stage];
+    if (limit->n > 0)
+        out->memory_limit_bytes = (size_t)limit->v[limit->n == 1 ? 0 : stage] << 20;
+    for (int32_t s = 0; s < cards->n; s++) {
+        struct ds4_card one[DS4_MAX_STAGES];
+        int32_t n = ds4_cards_parse(cards->v[s], one, err);
+
+        if (n != 1)
+            return n < 0 ? ds4_err_wrap(err, "gpu.cards")
+                         : ds4_fail(err, DS4_E_INVALID,
+                                    "gpu.cards: \"%.64s\" must be one card, as in {\"64\", \"80\"}",
+                                    cards->v[s]);
+        out->card[s] = one[0];
+    }
+    out->n_card = cards->n;
+    return 0;
+}
+
+static int fill_stage(const struct ds4_config *config, int32_t stage, int32_t n_stage,
+                      struct ds4_stage_config *out, struct ds4_err *err)
 {
     int32_t max_seqs = smaller(config->sched.max_seqs, DS4_MAX_STEP_ENTRIES);
 
@@ -84,8 +106,7 @@ static void fill_stage(const struct ds4_config *config, int32_t stage, int32_t n
         .n_partition = config->cluster.partition.n,
         .partition = config->cluster.partition.v,
         .backend = backend_name(config),
-        .device = {.ordinal = device_of(config, stage),
-                   .n_thread = config->worker.threads,
+        .device = {.n_thread = config->worker.threads,
                    .isa = (enum ds4_isa)config->worker.isa,
                    .products = (enum ds4_products)config->numerics.products},
         .quant_sim = (enum ds4_auto_switch)config->kv.quant_sim,
@@ -96,6 +117,7 @@ static void fill_stage(const struct ds4_config *config, int32_t stage, int32_t n
         .n_blocks = config->kv.blocks,
         .hot_window_tok = config->kv.hot_window,
     };
+    return fill_card(config, stage, out, err);
 }
 
 static int fill_endpoint(const struct ds4_config *config, struct ds4_worker_settings *out,
@@ -135,13 +157,9 @@ int ds4_worker_settings_fill(const struct ds4_config *config, int32_t stage,
                         (int)stage, (int)n_stage - 1);
     if (config->model.path[0] == 0)
         return ds4_fail(err, DS4_E_INVALID, "model.path is not set");
-    if (config->worker.devices.n != 0 && config->worker.devices.n != n_stage)
-        return ds4_fail(err, DS4_E_INVALID, "worker.devices names %d devices for %d stages",
-                        (int)config->worker.devices.n, (int)n_stage);
     pipe = choose_pipe(config, n_stage, err);
-    if (pipe == NULL)
+    if (pipe == NULL || fill_stage(config, stage, n_stage, &out->stage, err) != 0)
         return -1;
-    fill_stage(config, stage, n_stage, &out->stage);
     out->stage.pipe = pipe;
     out->stage.depth = smaller(inflight + 1, DS4_MAX_STAGES);
     control->loop = (struct ds4_loop_config){

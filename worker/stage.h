@@ -20,6 +20,7 @@
 
 #include "common/choices.h"
 #include "common/err.h"
+#include "common/model.h"
 #include "kernels/backend.h"
 #include "proto/message.h"
 #include "worker/pipe.h"
@@ -30,28 +31,38 @@
 
 struct ds4_stage;
 struct ds4_plan;
+struct ds4_weights_size;
 
 /* See `planned` below. */
 typedef void (*ds4_planned_fn)(void *arg, const struct ds4_stage *st);
+
+/* A card as far as planning goes. */
+struct ds4_card {
+    int32_t gib;     /* as it is sold: 8, 10, 32, 40, 64, 80 */
+    double gb_per_s; /* sustained reads */
+};
 
 struct ds4_stage_config {
     const char *model_path; /* GGUF, first part of a split file */
     enum ds4_load load;     /* MMAP uses weights in place where the backend can */
     int32_t stage;
     int32_t n_stage;
-    int32_t n_partition;      /* n_stage, or 0: even split */
+    int32_t n_partition;      /* n_stage, or 0: cut for the cards, or even without any */
     const int32_t *partition; /* layers per stage, first stage first */
-    const char *backend;      /* "cpu" | "cuda" */
+    int32_t n_card;           /* n_stage, or 0 */
+    struct ds4_card card[DS4_MAX_STAGES];
+    const char *backend; /* "cpu" | "cuda" */
     struct ds4_device_config device;
     /* The cache rounding of the checkpoint: FP8 rows, FP4 indexer rows, stored packed.  AUTO: on but
      * for models that were not trained with it (toy shapes). */
     enum ds4_auto_switch quant_sim;
     enum ds4_stream_dtype stream; /* residual streams; AUTO: f32 on cpu, bf16 on cuda */
     int32_t context_tok;          /* 0: the file's, or what fits */
-    int32_t max_seqs;       /* entries per step, <= DS4_MAX_STEP_ENTRIES; slots = max_seqs + 2 */
-    int32_t max_step_tok;   /* rows per step, <= DS4_MAX_STEP_TOK */
-    int32_t n_blocks;       /* cache blocks; 0: as many as fit, at most what all slots can use */
-    int32_t hot_window_tok; /* tokens that can be taken back without a restart; 0: 120 */
+    int32_t max_seqs;          /* entries per step, <= DS4_MAX_STEP_ENTRIES; slots = max_seqs + 2 */
+    int32_t max_step_tok;      /* rows per step, <= DS4_MAX_STEP_TOK */
+    int32_t n_blocks;          /* cache blocks; 0: as many as fit, at most what all slots can use */
+    size_t memory_limit_bytes; /* the stage plans as if the device had no more; 0: all of it */
+    int32_t hot_window_tok;    /* tokens that can be taken back without a restart; 0: 120 */
     /* Whose device memory is part of the plan, for `depth` steps in flight; NULL: none. */
     const struct ds4_pipe_ops *pipe;
     int32_t depth;
@@ -72,10 +83,11 @@ struct ds4_stage *ds4_stage_new(const struct ds4_stage_config *config, ds4_progr
                                 void *progress_arg, struct ds4_err *err) DS4_MUST_CHECK;
 void ds4_stage_free(struct ds4_stage *st);
 
-/* Opens the model and plans as ds4_stage_new would, without allocating or loading; for --plan.  The
- * table is left in *plan. */
+/* Opens model and device and plans as ds4_stage_new would, without allocating or loading; for --plan.
+ * After DS4_E_NOMEM the results hold what was decided until then. */
 int ds4_stage_plan(const struct ds4_stage_config *config, struct ds4_plan *plan,
-                   struct ds4_err *err) DS4_MUST_CHECK;
+                   struct ds4_weights_size *size, struct ds4_model_shape *model,
+                   size_t *total_bytes, struct ds4_err *err) DS4_MUST_CHECK;
 
 /* What this stage can offer: stage, n_stage, layers, model_digest, max_blocks, max_slots, max_context,
  * backend, device.  Leaves the other members alone.  Any thread. */

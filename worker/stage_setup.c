@@ -8,15 +8,13 @@
 #include "common/log.h"
 #include "common/model_tensors.h"
 #include "common/weights_digest.h"
+#include "worker/rig.h"
 #include "worker/stage_state.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Models below this width are test shapes that no checkpoint trained with the cache rounding has. */
-#define TOY_D_MODEL 1024
 
 static int resolve_part(struct ds4_stage *st, const struct ds4_stage_config *config,
                         struct ds4_err *err)
@@ -26,7 +24,10 @@ static int resolve_part(struct ds4_stage *st, const struct ds4_stage_config *con
     if (config->n_stage < 1 || config->n_stage > DS4_MAX_STAGES || config->stage < 0 ||
         config->stage >= config->n_stage)
         return ds4_fail(err, DS4_E_INVALID, "stage %d of %d", config->stage, config->n_stage);
-    if (config->n_partition == 0) {
+    if (config->n_partition == 0 && config->n_card > 0) {
+        if (ds4_rig_propose(st->file, &st->model, config, &partition, err) != 0)
+            return -1;
+    } else if (config->n_partition == 0) {
         if (ds4_partition_even(st->model.n_layer, config->n_stage, &partition, err) != 0)
             return -1;
     } else if (ds4_partition_set(config->partition, config->n_partition, &partition, err) != 0 ||
@@ -74,6 +75,26 @@ static size_t scratch_of(const void *arg, const struct ds4_limits *limits)
     return st->backend->scratch_bytes(st->dev, limits);
 }
 
+static size_t least(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* What the device has, within the limit of the settings: a card held to 8 GiB plans as an 8 GiB card. */
+static void memory_of(const struct ds4_stage *st, const struct ds4_stage_config *config,
+                      size_t *free_bytes, size_t *total_bytes)
+{
+    size_t limit = config->memory_limit_bytes;
+
+    st->backend->memory(st->dev, free_bytes, total_bytes);
+    if (limit == 0)
+        return;
+    *total_bytes = least(*total_bytes, limit);
+    if (!st->backend->host_weights)
+        limit = ds4_card_usable_bytes(limit);
+    *free_bytes = least(*free_bytes, limit);
+}
+
 static struct ds4_weights_request
 weights_request(const struct ds4_stage *st, const struct ds4_model_part *part, enum ds4_load load)
 {
@@ -105,48 +126,39 @@ static int make_plan(struct ds4_stage *st, const struct ds4_stage_config *config
                      struct ds4_weights_size *size, struct ds4_plan *plan, struct ds4_err *err)
 {
     struct ds4_weights_request weights;
-    struct ds4_plan_request rq = {.model = &st->model};
+    struct ds4_plan_request rq;
 
     if (open_model(st, config, err) != 0 || open_device(st, config, err) != 0)
         return -1;
     weights = weights_request(st, &st->plan.part, config->load);
     if (ds4_stage_weights_measure(&weights, size, err) != 0)
         return -1;
+    ds4_plan_request_of(config, &st->model, !st->backend->host_weights, &rq);
     rq.part = st->plan.part;
-    rq.quant_sim = config->quant_sim == DS4_ON ||
-                   (config->quant_sim == DS4_AUTO && st->model.d_model >= TOY_D_MODEL);
-    /* Memory of its own is what a GPU is short of, unless f32 streams ask for exact numbers; a host
-     * computes in f32 and keeps it. */
-    rq.plain_format =
-        st->backend->host_weights || config->stream == DS4_STREAM_F32 ? DS4_ROW_F32 : DS4_ROW_BF16;
-    rq.stream = config->stream == DS4_STREAM_BF16 ||
-                        (config->stream == DS4_STREAM_AUTO && !st->backend->host_weights)
-                    ? DS4_DTYPE_BF16
-                    : DS4_DTYPE_F32;
-    rq.context_tok = config->context_tok;
-    rq.max_seqs = config->max_seqs;
-    rq.max_step_tok = config->max_step_tok;
-    rq.n_blocks = config->n_blocks;
-    rq.hot_tok = config->hot_window_tok;
     rq.weights_device_bytes = size->device_bytes;
     rq.weights_mapped_bytes = size->mapped_bytes;
     rq.pipe_bytes = pipe_bytes(st, config, rq.stream);
     rq.scratch_bytes = scratch_of;
     rq.scratch_arg = st;
-    st->backend->memory(st->dev, &rq.free_bytes, &rq.total_bytes);
+    memory_of(st, config, &rq.free_bytes, &rq.total_bytes);
     return ds4_plan_make(plan, &rq, err);
 }
 
 int ds4_stage_plan(const struct ds4_stage_config *config, struct ds4_plan *plan,
-                   struct ds4_err *err)
+                   struct ds4_weights_size *size, struct ds4_model_shape *model,
+                   size_t *total_bytes, struct ds4_err *err)
 {
     struct ds4_stage *st = calloc(1, sizeof(*st));
-    struct ds4_weights_size size;
+    size_t free_bytes;
     int result;
 
+    *total_bytes = 0;
     if (st == NULL)
         return ds4_fail(err, DS4_E_NOMEM, "no memory for a stage");
-    result = make_plan(st, config, &size, plan, err);
+    result = make_plan(st, config, size, plan, err);
+    *model = st->model;
+    if (st->dev != NULL)
+        memory_of(st, config, &free_bytes, total_bytes);
     ds4_stage_free(st);
     return result;
 }

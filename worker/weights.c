@@ -32,7 +32,8 @@ struct walk {
     struct ds4_weights_size used;
     size_t total_bytes;
     struct ds4_weights_progress progress;
-    char prefix[32]; /* "blk.7." */
+    char prefix[32];             /* "blk.7." */
+    enum ds4_tensor_class class; /* of the tensor at hand; DS4_N_CLASSES: a table of our own */
 };
 
 /* ---- single tensors ----------------------------------------------------------------------------- */
@@ -49,6 +50,8 @@ static const struct ds4_tensor_info *find(struct walk *k, const char *name, stru
     else if (!info->usable)
         ds4_fail(err, DS4_E_INVALID, "tensor %s has GGUF type %" PRIu32 ", which is not supported",
                  full, info->gguf_type);
+    else if (ds4_tensor_class_of(full, &k->class) != 0)
+        k->class = DS4_N_CLASSES;
     return info != NULL && info->usable ? info : NULL;
 }
 
@@ -56,7 +59,9 @@ static uint8_t *reserve(struct walk *k, size_t bytes)
 {
     uint8_t *at = k->area == NULL ? NULL : k->area + k->used.device_bytes;
 
-    k->used.device_bytes += (bytes + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN;
+    bytes = (bytes + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN;
+    k->used.device_bytes += bytes;
+    k->used.class_bytes[k->class] += bytes;
     return at;
 }
 
@@ -117,10 +122,12 @@ static int matrix(struct walk *k, const char *name, int64_t n_stack, int64_t n_r
                              .n_col = (int32_t)n_col};
     if (ds4_dtype_row_bytes(info->dtype, n_col, &w->row_bytes, err) != 0)
         return ds4_err_wrap(err, "tensor %s", info->name);
-    if (in_place)
+    if (in_place) {
         k->used.mapped_bytes += (size_t)info->bytes;
-    else
+        k->used.class_bytes[k->class] += (size_t)info->bytes;
+    } else {
         dst = reserve(k, (size_t)info->bytes);
+    }
     if (k->area == NULL)
         return 0;
     if (in_place) {
@@ -267,9 +274,11 @@ static int rope_table(struct walk *k, bool yarn, struct ds4_rope *rope, struct d
 {
     const struct ds4_model_shape *m = k->rq->model;
     size_t bytes = (size_t)(m->d_rope / 2) * sizeof(float);
-    uint8_t *dst = reserve(k, bytes);
+    uint8_t *dst;
     float *host;
 
+    k->class = DS4_N_CLASSES;
+    dst = reserve(k, bytes);
     rope->d_rope = m->d_rope;
     if (k->area == NULL)
         return 0;

@@ -7,6 +7,7 @@
 #define DS4_WORKER_WEIGHTS_H
 
 #include "common/model.h"
+#include "common/model_tensors.h"
 #include "common/weights_file.h"
 #include "kernels/backend.h"
 
@@ -91,8 +92,9 @@ struct ds4_weights_request {
 };
 
 struct ds4_weights_size {
-    size_t device_bytes; /* to allocate */
-    size_t mapped_bytes; /* used in place */
+    size_t device_bytes;                   /* to allocate */
+    size_t mapped_bytes;                   /* used in place */
+    size_t class_bytes[DS4_N_CLASSES + 1]; /* of both together; the last one: rotary tables */
 };
 
 /* Finds every tensor and adds up sizes, without reading.  DS4_E_INVALID naming a tensor that is missing

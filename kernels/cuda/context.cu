@@ -12,36 +12,28 @@
 
 /* ---- open and close --------------------------------------------------------------------------- */
 
-static int fail_open(struct ds4_err *err, const struct ds4_device_config *config, const char *why)
-{
-    return ds4_fail(err, DS4_E_UNAVAILABLE, "CUDA device %d: %s", config->ordinal, why);
-}
-
 static int choose_device(const struct ds4_device_config *config, struct ds4_device *dev,
                          struct ds4_err *err)
 {
     cudaDeviceProp prop;
-    cudaError_t rc;
-    int n = 0;
+    char what[32];
 
-    rc = cudaGetDeviceCount(&n);
-    if (rc != cudaSuccess)
-        return fail_open(err, config, cudaGetErrorString(rc));
-    if (config->ordinal < 0 || config->ordinal >= n)
-        return ds4_fail(err, DS4_E_INVALID, "CUDA device %d does not exist, there are %d",
-                        config->ordinal, n);
-    rc = cudaSetDevice(config->ordinal);
-    if (rc == cudaSuccess)
-        rc = cudaGetDeviceProperties(&prop, config->ordinal);
-    if (rc != cudaSuccess)
-        return fail_open(err, config, cudaGetErrorString(rc));
+    if (ds4_cuda_find_card(config, &dev->ordinal, err) != 0)
+        return -1;
+    snprintf(what, sizeof(what), "CUDA card %d", dev->ordinal);
+    /* cudaFree makes the context, where a card that others hold says so. */
+    if (ds4_cuda_refused(cudaSetDevice(dev->ordinal), what, err) != 0 ||
+        ds4_cuda_refused(cudaGetDeviceProperties(&prop, dev->ordinal), what, err) != 0 ||
+        ds4_cuda_refused(cudaFree(NULL), what, err) != 0)
+        return -1;
     dev->cc = prop.major * 10 + prop.minor;
     if (dev->cc < 80)
         return ds4_fail(err, DS4_E_INVALID,
                         "%s has compute capability %d.%d, at least 8.0 is needed", prop.name,
                         prop.major, prop.minor);
     dev->n_sm = prop.multiProcessorCount;
-    snprintf(dev->name, sizeof(dev->name), "%s, sm_%d, %d SMs", prop.name, dev->cc, dev->n_sm);
+    snprintf(dev->name, sizeof(dev->name), "card %d, %s, sm_%d, %d SMs", dev->ordinal, prop.name,
+             dev->cc, dev->n_sm);
     return 0;
 }
 
@@ -60,7 +52,6 @@ static struct ds4_device *cuda_open(const struct ds4_device_config *config, stru
         (void)ds4_fail(err, DS4_E_NOMEM, "no memory for the device");
         return NULL;
     }
-    dev->ordinal = config->ordinal;
     dev->products = config->products;
     if (choose_device(config, dev, err) != 0) {
         free(dev);

@@ -78,6 +78,12 @@ static inline int ds4_div_up(int64_t a, int64_t b)
     return (int)((a + b - 1) / b);
 }
 
+/* The card that the settings mean; DS4_E_INVALID if it is not there. */
+int ds4_cuda_find_card(const struct ds4_device_config *config, int32_t *ordinal,
+                       struct ds4_err *err);
+/* 0, or -1 with why a CUDA call said no before anything is at stake; DS4_E_BUSY if waiting may help. */
+int ds4_cuda_refused(cudaError_t rc, const char *what, struct ds4_err *err);
+
 /* One function per operation, named as in struct ds4_backend; each in the file of its name. */
 void ds4_cuda_embed(struct ds4_device *dev, const struct ds4_embed_args *a);
 void ds4_cuda_rmsnorm(struct ds4_device *dev, const struct ds4_rmsnorm_args *a);

@@ -500,10 +500,13 @@ static void settings_that_cannot_work_are_refused(void **state)
     struct ds4_stage_config good = chain_config(&options, 0);
     struct ds4_stage_config bad;
     struct ds4_plan plan;
+    struct ds4_weights_size size;
+    struct ds4_model_shape model;
+    size_t total;
     struct ds4_err err = {0};
 
     (void)state;
-    assert_int_equal(ds4_stage_plan(&good, &plan, &err), 0);
+    assert_int_equal(ds4_stage_plan(&good, &plan, &size, &model, &total, &err), 0);
     assert_int_equal(plan.part.end_layer, 4);
 #define REFUSED(change)                                                                            \
     do {                                                                                           \

@@ -92,8 +92,6 @@ static void what_cannot_work_is_named(void **state)
         {"model { path = \"m\" }\n", -1, "--stage is -1"},
         {"cluster { stages = 2 }\n", 0, "model.path"},
         {"model { path = \"m\" }\ncluster { pipe = \"nccl\" }\n", 0, "cluster.pipe"},
-        {"model { path = \"m\" }\ncluster { stages = 3 }\nworker { devices = {0, 1} }\n", 0,
-         "2 devices for 3 stages"},
     };
 
     (void)state;
@@ -122,27 +120,6 @@ static void an_endpoint_too_long_is_refused(void **state)
              0);
     assert_int_equal(fill(text, 0, &config, &settings, &err), -1);
     assert_non_null(strstr(err.msg, "endpoint_dir"));
-    ds4_config_deinit(&config);
-}
-
-static void stages_take_devices_by_list_or_by_number(void **state)
-{
-    struct ds4_worker_settings settings;
-    struct ds4_config config;
-    struct ds4_err err = {0};
-
-    (void)state;
-    assert_int_equal(fill("model { path = \"m\" }\ncluster { stages = 3 }\n"
-                          "worker { devices = {4, 0, 2} }\n",
-                          2, &config, &settings, &err),
-                     0);
-    assert_int_equal(settings.stage.device.ordinal, 2);
-    assert_ptr_equal(settings.control.loop.pipe, &ds4_pipe_shm);
-    assert_ptr_equal(settings.stage.pipe, &ds4_pipe_shm);
-    ds4_config_deinit(&config);
-    assert_int_equal(
-        fill("model { path = \"m\" }\ncluster { stages = 3 }\n", 2, &config, &settings, &err), 0);
-    assert_int_equal(settings.stage.device.ordinal, 0); /* there is one processor */
     ds4_config_deinit(&config);
 }
 
@@ -176,7 +153,6 @@ int main(void)
         cmocka_unit_test(rows_per_step_stay_below_the_wire_limit),
         cmocka_unit_test(what_cannot_work_is_named),
         cmocka_unit_test(an_endpoint_too_long_is_refused),
-        cmocka_unit_test(stages_take_devices_by_list_or_by_number),
         cmocka_unit_test(nccl_is_told_the_settings_unless_the_environment_says_otherwise),
     };
 
