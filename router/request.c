@@ -246,6 +246,14 @@ static int react(struct ds4_request *req, struct ds4_accept *accept, struct ds4_
     return 0;
 }
 
+static bool has_call(const struct ds4_request *req)
+{
+    uint32_t n_complete;
+
+    (void)ds4_stream_n_calls(req->parser, &n_complete);
+    return n_complete > 0;
+}
+
 /* One token; leaves accept->verdict at GO if the answer goes on. */
 static void accept_token(struct ds4_request *req, const struct ds4_token_entry *entry, int32_t t,
                          int32_t limit, struct ds4_accept *accept, struct ds4_err *err)
@@ -273,6 +281,10 @@ static void accept_token(struct ds4_request *req, const struct ds4_token_entry *
         }
         if (ds4_stream_ended(req->parser)) {
             end_with(accept, DS4_END_STOP);
+            return;
+        }
+        if (req->one_call && has_call(req)) {
+            end_with(accept, DS4_END_TOOL_CALLS);
             return;
         }
     }

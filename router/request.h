@@ -199,6 +199,8 @@ struct ds4_request {
     int32_t n_stop_text;
     struct ds4_str stop_text[DS4_MAX_STOP_TEXTS]; /* matched by the stream parser on content only */
 
+    bool one_call; /* the turn ends behind its first complete call; needs a parser */
+
     struct ds4_request_effort effort;
 
     /* Tokens -> bytes -> events, set by ds4_request_set_parser.  Without them tokens are counted and

@@ -243,6 +243,7 @@ static int finish_request(struct ds4_answer *answer, const struct ds4_chat_promp
         return ds4_api_fail_err(error, NULL, &err);
     set_effort(req, &prompt->effort);
     req->stream = answer->stream;
+    req->one_call = !answer->parallel_calls;
     if (!c->continue_last)
         req->turn_start = prompt->prompt.in_reasoning ? DS4_TURN_THINKING : DS4_TURN_PLAIN;
     req->sampling.think_close_id =

@@ -121,6 +121,24 @@ class Scripted(unittest.TestCase):
                                      [("get_weather", {"city": city}) for city in cities])
                     self.assertNotIn("DSML", json.dumps(answer, ensure_ascii=False))
 
+    def test_without_parallel_calls_the_turn_ends_behind_the_first(self):
+        for dialect in DIALECTS[:3]:
+            with self.subTest(dialect=dialect.name):
+                body = dialect.ask("two calls", tools=True)
+                if dialect.name == "messages":
+                    body["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
+                else:
+                    body["parallel_tool_calls"] = False
+                status, answer = self.rig.post(dialect.path, body)
+                self.assertEqual(status, 200, answer)
+                self.assertEqual(tool_calls(dialect, answer), [("get_weather", {"city": "Paris"})])
+                self.assertNotIn("Oslo", json.dumps(answer))
+                self.assertNotIn("DSML", json.dumps(answer, ensure_ascii=False))
+                if dialect.name == "chat":
+                    self.assertEqual(answer["choices"][0]["finish_reason"], "tool_calls")
+                elif dialect.name == "messages":
+                    self.assertEqual(answer["stop_reason"], "tool_use")
+
     def test_a_call_that_never_closes_does_not_leak_its_markup(self):
         for dialect in DIALECTS[:3]:
             with self.subTest(dialect=dialect.name):

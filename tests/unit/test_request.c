@@ -10,6 +10,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -338,6 +339,40 @@ static void complete_calls_turn_eos_into_tool_calls(void **state)
     heard_free(&h);
 }
 
+static void one_call_ends_the_turn_behind_its_first_complete_call(void **state)
+{
+    struct ds4_parse_tool tool = {
+        .name = DS4_STR("get"),
+        .parameters = DS4_STR("{\"type\":\"object\",\"properties\":{\"q\":{\"type\":\"string\"}}}"),
+    };
+    const struct ds4_parse_config how = {.tools = &tool, .n_tools = 1};
+    static const char first[] =
+        "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"get\">\n"
+        "<｜DSML｜parameter name=\"q\" string=\"true\">1</｜DSML｜parameter>\n"
+        "</｜DSML｜invoke>";
+    static const char second[] =
+        "\n<｜DSML｜invoke name=\"get\">\n"
+        "<｜DSML｜parameter name=\"q\" string=\"true\">2</｜DSML｜parameter>\n"
+        "</｜DSML｜invoke>\n</｜DSML｜tool_calls>";
+    struct ds4_accept accept;
+    struct heard h;
+    char both[sizeof(first) + sizeof(second)];
+
+    (void)state;
+    (void)snprintf(both, sizeof(both), "%s%s", first, second);
+    fresh(&h, &how);
+    h.req->one_call = true;
+    accept = accept_text(h.req, both);
+    assert_int_equal(accept.verdict, DS4_VERDICT_END);
+    assert_int_equal(accept.n_used, sizeof(first) - 1);
+    end_as(&h, accept.end, accept.stop_id, NULL);
+    assert_text(&h.args, "{\"q\": \"1\"}");
+    assert_int_equal(h.result.end, DS4_END_TOOL_CALLS);
+    assert_int_equal(h.finish.reason, DS4_FINISH_TOOL_CALLS);
+    assert_text(&h.content, "");
+    heard_free(&h);
+}
+
 static void errors_and_cancellations_release_nothing_more(void **state)
 {
     struct ds4_str stops[] = {DS4_STR("abcdef")};
@@ -604,6 +639,7 @@ int main(void)
         cmocka_unit_test(a_burst_is_cut_where_the_answer_ends),
         cmocka_unit_test(a_cut_character_comes_out_as_one_replacement),
         cmocka_unit_test(complete_calls_turn_eos_into_tool_calls),
+        cmocka_unit_test(one_call_ends_the_turn_behind_its_first_complete_call),
         cmocka_unit_test(errors_and_cancellations_release_nothing_more),
         cmocka_unit_test(a_cancellation_from_a_callback_is_left_to_the_caller),
         cmocka_unit_test(a_loop_is_nudged_twice_and_then_ends_the_turn),
