@@ -495,6 +495,62 @@ double ds4_jt_double(const struct ds4_jt_node *node)
     return value;
 }
 
+/* The members that count, whatever their order; mostly it is the same, so each is looked for where
+ * the other object's walk stands before it is searched. */
+static bool same_members(const struct ds4_jt_node *a, const struct ds4_jt_node *b)
+{
+    const struct ds4_jt_node *at = b->first;
+    size_t n_a = 0, n_b = 0;
+
+    for (const struct ds4_jt_node *m = b->first; m != NULL; m = m->next)
+        n_b += m->counts != NULL;
+    for (const struct ds4_jt_node *m = a->first; m != NULL; m = m->next) {
+        const struct ds4_jt_node *other;
+
+        if (m->counts == NULL)
+            continue;
+        n_a++;
+        while (at != NULL && at->counts == NULL)
+            at = at->next;
+        if (at != NULL && ds4_str_equal(at->key, m->key)) {
+            other = at->counts;
+            at = at->next;
+        } else {
+            other = ds4_jt_find_str(b, m->key);
+        }
+        if (other == NULL || !ds4_jt_same(m->counts, other))
+            return false;
+    }
+    return n_a == n_b;
+}
+
+/* Nesting is bounded by the reader. */
+bool ds4_jt_same(const struct ds4_jt_node *a, const struct ds4_jt_node *b)
+{
+    if (a->type != b->type)
+        return false;
+    switch (a->type) {
+    case DS4_JT_NULL:
+    case DS4_JT_FALSE:
+    case DS4_JT_TRUE:
+        return true;
+    case DS4_JT_NUMBER: /* 1.0 and 1 are one number to the clients that write them anew */
+        return ds4_str_equal(a->raw, b->raw) || ds4_jt_double(a) == ds4_jt_double(b);
+    case DS4_JT_STRING:
+        return ds4_str_equal(a->str, b->str);
+    case DS4_JT_ARRAY:
+        if (a->n_children != b->n_children)
+            return false;
+        for (a = a->first, b = b->first; a != NULL; a = a->next, b = b->next)
+            if (!ds4_jt_same(a, b))
+                return false;
+        return true;
+    case DS4_JT_OBJECT:
+        return same_members(a, b);
+    }
+    return false;
+}
+
 /* ---- printing ------------------------------------------------------------------------------ */
 
 static int dump_number(struct ds4_str raw, struct ds4_buf *out)

@@ -64,6 +64,8 @@ const struct ds4_jt_node *ds4_jt_find_str(const struct ds4_jt_node *obj, struct 
 
 /* The number as a double (infinite on overflow); 0 for anything but a number. */
 double ds4_jt_double(const struct ds4_jt_node *node);
+/* The same JSON value: members in any order, 1 is 1.0. */
+bool ds4_jt_same(const struct ds4_jt_node *a, const struct ds4_jt_node *b);
 
 /* ---- printing as Python does --------------------------------------------------------------- */
 

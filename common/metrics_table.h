@@ -165,6 +165,8 @@
       "Damaged markup read as what was meant")                                                     \
     X(PARSER_LEAKS, "ds4_parser_leaks_total", COUNTER, NONE, "kind=dsml_in_content|control_tag",   \
       "Markup that reached the client as text")                                                    \
+    X(GRAMMAR_FAILURES, "ds4_grammar_failures_total", COUNTER, NONE, "action=abandoned",           \
+      "Answers that were to be JSON and are not what was asked for")                               \
     X(TOOL_REPLAY, "ds4_tool_replay_total", COUNTER, NONE,                                         \
       "result=exact|canonical|edited|missing", "Tool calls in history by how they were restored")  \
     X(TOOL_MEMORY_ENTRIES, "ds4_tool_memory_entries", GAUGE, NONE, "", "Remembered tool turns")    \

@@ -142,64 +142,6 @@ static int read_turn(struct ds4_str in, struct ds4_arena *arena, struct ds4_tool
 
 /* ---- is it the same turn? ---------------------------------------------------------------------------- */
 
-static bool same_value(const struct ds4_jt_node *a, const struct ds4_jt_node *b);
-
-/* The members that count, whatever their order; mostly it is the same, so each is looked for where
- * the other object's walk stands before it is searched. */
-static bool same_members(const struct ds4_jt_node *a, const struct ds4_jt_node *b)
-{
-    const struct ds4_jt_node *at = b->first;
-    size_t n_a = 0, n_b = 0;
-
-    for (const struct ds4_jt_node *m = b->first; m != NULL; m = m->next)
-        n_b += m->counts != NULL;
-    for (const struct ds4_jt_node *m = a->first; m != NULL; m = m->next) {
-        const struct ds4_jt_node *other;
-
-        if (m->counts == NULL)
-            continue;
-        n_a++;
-        while (at != NULL && at->counts == NULL)
-            at = at->next;
-        if (at != NULL && ds4_str_equal(at->key, m->key)) {
-            other = at->counts;
-            at = at->next;
-        } else {
-            other = ds4_jt_find_str(b, m->key);
-        }
-        if (other == NULL || !same_value(m->counts, other))
-            return false;
-    }
-    return n_a == n_b;
-}
-
-/* Nesting is bounded by the reader. */
-static bool same_value(const struct ds4_jt_node *a, const struct ds4_jt_node *b)
-{
-    if (a->type != b->type)
-        return false;
-    switch (a->type) {
-    case DS4_JT_NULL:
-    case DS4_JT_FALSE:
-    case DS4_JT_TRUE:
-        return true;
-    case DS4_JT_NUMBER: /* 1.0 and 1 are one number to the clients that write them anew */
-        return ds4_str_equal(a->raw, b->raw) || ds4_jt_double(a) == ds4_jt_double(b);
-    case DS4_JT_STRING:
-        return ds4_str_equal(a->str, b->str);
-    case DS4_JT_ARRAY:
-        if (a->n_children != b->n_children)
-            return false;
-        for (a = a->first, b = b->first; a != NULL; a = a->next, b = b->next)
-            if (!same_value(a, b))
-                return false;
-        return true;
-    case DS4_JT_OBJECT:
-        return same_members(a, b);
-    }
-    return false;
-}
-
 static bool same_call(const struct ds4_call *call, const struct ds4_tool_call *known,
                       struct ds4_arena *arena)
 {
@@ -210,7 +152,7 @@ static bool same_call(const struct ds4_call *call, const struct ds4_tool_call *k
     if (call->kind == DS4_ARGUMENTS_RAW)
         return ds4_str_equal(call->raw, known->arguments);
     arguments = ds4_jt_parse(known->arguments, DS4_JT_MAX_DEPTH, arena, NULL);
-    return arguments != NULL && same_value(call->node, arguments);
+    return arguments != NULL && ds4_jt_same(call->node, arguments);
 }
 
 /* Blanks at the ends of a text are lost on the way through some clients. */

@@ -9,6 +9,7 @@
 #include "common/json_write.h"
 #include "common/log.h"
 #include "common/metrics.h"
+#include "router/api/format.h"
 #include "router/api/logprobs.h"
 #include "router/api/parts.h"
 #include "router/api/remember.h"
@@ -328,8 +329,10 @@ static void on_done(void *owner, const struct ds4_request_result *result)
     choice->result = *result;
     answer->n_open--;
     log_choice(choice);
-    if (result->end != DS4_END_ERROR && result->end != DS4_END_CANCELLED)
+    if (result->end != DS4_END_ERROR && result->end != DS4_END_CANCELLED) {
         ds4_remember_turn(choice);
+        ds4_format_check(choice);
+    }
     if (result->end == DS4_END_ERROR || result->end == DS4_END_CANCELLED) {
         if (!answer->failed && result->end == DS4_END_CANCELLED)
             (void)ds4_api_fail(&answer->failure, "internal_error", NULL, "%s", result->err.msg);

@@ -46,6 +46,8 @@ struct ds4_choice {
     bool done;
     struct ds4_request_result result; /* valid when done; views into req */
     struct ds4_finish finish;         /* valid when done without error */
+    /* What is wrong with an answer that was to be JSON; empty = nothing.  Valid like finish. */
+    char format_problem[sizeof(((struct ds4_err *)NULL)->msg)];
 
     /* What was said so far; streams keep it as well (memory of tool calls, the log line). */
     struct ds4_buf reasoning;
@@ -81,9 +83,11 @@ struct ds4_answer {
     bool include_reasoning;
     bool return_progress;
     bool parallel_calls;
-    void *state;            /* the dialect's own, in the arena of choice 0's request */
-    struct ds4_buf notes;   /* JSON items of ds4.downgrades, comma-separated */
-    char progress_text[96]; /* keep-alive comment during prefill */
+    bool wants_json;              /* the text is to be one JSON value ... */
+    struct ds4_str answer_schema; /* ... of this schema; empty: an object */
+    void *state;                  /* the dialect's own, in the arena of choice 0's request */
+    struct ds4_buf notes;         /* JSON items of ds4.downgrades, comma-separated */
+    char progress_text[96];       /* keep-alive comment during prefill */
 
     struct ds4_api_error failure; /* of the first choice that failed */
     bool failed;

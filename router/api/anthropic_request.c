@@ -499,6 +499,7 @@ static int read_format(struct reader *r)
     if (schema == NULL || schema->type != DS4_JT_OBJECT)
         return must_be(r, "output_config.format.schema", "an object");
     r->out->answer_schema = schema;
+    r->out->answer_json = true;
     return 0;
 }
 

@@ -6,6 +6,7 @@
 #include "router/api/intake.h"
 
 #include "common/metrics.h"
+#include "router/api/format.h"
 #include "router/api/models.h"
 #include "router/api/params.h"
 #include "router/api/remember.h"
@@ -318,6 +319,8 @@ int ds4_intake_chat(struct ds4_answer *answer, const struct ds4_json *body,
         return -1;
     if (prompt->effort.downgraded)
         ds4_answer_note(answer, "effort", "\"max\"", "\"high\"", prompt->effort.why);
+    if (ds4_format_read(answer, prompt, error) != 0)
+        return -1;
     count_effort(answer, prompt);
     ds4_remember_count(prompt, first->api, answer->context->metrics);
     for (int32_t i = 1; i < n_choice; i++) {

@@ -457,7 +457,10 @@ static int read_format(struct reader *r)
     const struct ds4_jt_node *type = ds4_node_find(format, "type");
     const struct ds4_jt_node *schema = ds4_node_find(format, "schema");
 
-    if (format == NULL || ds4_node_is_word(type, "text") || ds4_node_is_word(type, "json_object"))
+    if (format == NULL || ds4_node_is_word(type, "text"))
+        return 0;
+    r->out->answer_json = true;
+    if (ds4_node_is_word(type, "json_object"))
         return 0;
     if (!ds4_node_is_word(type, "json_schema"))
         return must_be(r, "text.format.type", "text, json_object or json_schema");

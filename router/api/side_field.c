@@ -1,6 +1,8 @@
 /* Members that answers share (step 15): the object `ds4`, and usage in OpenAI's old form. */
 #include "router/api/side_field.h"
 
+#include "router/api/format.h"
+
 static void write_repetition(const struct ds4_request *req, struct ds4_jw *w)
 {
     ds4_jw_key(w, "recovery_tokens");
@@ -58,6 +60,7 @@ void ds4_side_field_write(const struct ds4_answer *answer, struct ds4_jw *w)
     ds4_jw_bool(w, choice->finish.truncated_tool_args);
     ds4_jw_key(w, "truncated_in_reasoning");
     ds4_jw_bool(w, choice->finish.truncated_in_reasoning);
+    ds4_format_write(answer, w);
     ds4_jw_key(w, "downgrades");
     ds4_buf_init(&list, SIZE_MAX / 2);
     (void)ds4_buf_append_byte(&list, '[');

@@ -416,6 +416,7 @@ static int read_response_format(struct reader *r, const struct ds4_jt_node *root
     if (schema != NULL && schema->type != DS4_JT_OBJECT)
         return bad(r, INVALID, "must be an object", "response_format.json_schema.schema");
     r->out->answer_schema = schema;
+    r->out->answer_json = true;
     return 0;
 }
 

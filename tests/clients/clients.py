@@ -141,10 +141,13 @@ CLIENTS = [
 
 def requests_seen(rig):
     """How many requests for an answer have reached the router, answered or not."""
-    text = rig.request("GET", "/metrics")[2].decode()
-    return int(sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
-                   if re.match(r'ds4_http_requests_total{.*endpoint="(chat|responses|messages|completions)"',
-                               line)))
+    answered = started = 0
+    for line in rig.request("GET", "/metrics")[2].decode().splitlines():
+        if re.match(r'ds4_http_requests_total{.*endpoint="(chat|responses|messages|completions)"', line):
+            answered += float(line.rsplit(" ", 1)[1])
+        elif line.startswith("ds4_requests_started_total{"):
+            started += float(line.rsplit(" ", 1)[1])
+    return int(max(answered, started))
 
 
 def isolate():

@@ -54,6 +54,9 @@ SCRIPT = {"rules": [
     {"contains": "hang", "hang_at": 4, "text": "one two three ", "repeat": True},
     {"last": "two calls", "thinking": "Both.", "text": "Looking." + calls(
         ("get_weather", {"city": "Paris"}), ("get_weather", {"city": "Oslo"}))},
+    {"last": "bare JSON", "thinking": "Hm.", "text": '{"city": "Paris", "n": 3}'},
+    {"last": "fenced JSON", "thinking": "Hm.", "text": '```json\n{"city": "Paris"}\n```'},
+    {"last": "other JSON", "thinking": "Hm.", "text": '{"city": 7}'},
     {"last": "unclosed", "text": "Well." + calls(("get_weather", {"city": "Rome"}))[:-30]},
     {"last": "bare", "text": "<%sinvoke name=\"get_weather\">\n<%sparameter name=\"city\" string=\"true\">"
      "Bonn</%sparameter>\n</%sinvoke>" % (DSML, DSML, DSML, DSML)},
@@ -138,6 +141,46 @@ class Scripted(unittest.TestCase):
                     self.assertEqual(answer["choices"][0]["finish_reason"], "tool_calls")
                 elif dialect.name == "messages":
                     self.assertEqual(answer["stop_reason"], "tool_use")
+
+    def formatted(self, dialect, text, schema, strict=None):
+        form = {"type": "json_schema", "name": "city", "schema": schema}
+        if strict is not None:
+            form["strict"] = strict
+        body = dialect.ask(text)
+        if dialect.name == "chat":
+            form.pop("type")
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
+        elif dialect.name == "responses":
+            body["text"] = {"format": form}
+        else:
+            body["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
+        return self.rig.post(dialect.path, body)
+
+    def test_answers_are_checked_against_their_schema(self):
+        for dialect in DIALECTS[:3]:
+            for text, problem in (("bare JSON", None), ("fenced JSON", "the answer is not JSON"),
+                                  ("other JSON", "city must be of type string")):
+                with self.subTest(dialect=dialect.name, text=text):
+                    status, answer = self.formatted(dialect, text, WEATHER, strict=False)
+                    self.assertEqual(status, 200, answer)
+                    self.assertEqual(answer["ds4"]["format"]["valid"], problem is None)
+                    self.assertTrue((answer["ds4"]["format"]["problem"] or "").startswith(problem or ""))
+            _, answer = self.rig.post(dialect.path, dialect.ask("bare JSON"))
+            self.assertIsNone(answer["ds4"]["format"])
+        text = self.rig.request("GET", "/metrics")[2].decode()
+        self.assertRegex(text, r'ds4_grammar_failures_total{[^}]*action="abandoned"} 6')
+        frames = [data for _, data in self.rig.stream(DIALECTS[0].path, dict(
+            DIALECTS[0].ask("other JSON"), stream=True, response_format={"type": "json_object"}))]
+        self.assertIn('"format":{"valid":true,"problem":null}', "".join(frames))
+
+    def test_schemas_that_cannot_be_promised_are_422(self):
+        for dialect in DIALECTS[:3]:
+            status, answer = self.formatted(dialect, "PONG", dict(WEATHER, patternProperties={"^a": {}}))
+            self.assertEqual(status, 422, answer)
+            self.assertIn("patternProperties", answer["error"]["message"])
+        for dialect in DIALECTS[:2]:
+            status, answer = self.formatted(dialect, "PONG", WEATHER, strict=True)
+            self.assertEqual((status, answer["error"]["code"]), (422, "schema_unsupported"))
 
     def test_a_call_that_never_closes_does_not_leak_its_markup(self):
         for dialect in DIALECTS[:3]:
