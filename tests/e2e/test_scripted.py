@@ -2,10 +2,10 @@
 """Failures in every dialect, made by a scripted stage: what a client sees when the model misbehaves, a worker
 dies or stays silent, the queue is full, the prompt too long, the router leaving."""
 
+import http.client
 import json
 import os
 import sys
-import threading
 import time
 import unittest
 
@@ -217,13 +217,14 @@ class Scripted(unittest.TestCase):
         self.assertLess(time.monotonic() - begin, 8)
 
     def test_a_full_queue_is_429_with_retry_after(self):
-        slow = [threading.Thread(target=self.rig.post, args=(
-            DIALECTS[0].path, DIALECTS[0].ask("slowly", max_tokens=60)))
-                for _ in range(2)]
-        for thread in slow:
-            thread.start()
-        while not ('phase="queued"} 1' in self.inflight() and 'phase="decode"} 1' in self.inflight()):
-            time.sleep(0.01)
+        slow = [http.client.HTTPConnection("127.0.0.1", self.rig.port, timeout=60) for _ in range(2)]
+        for connection, phase in zip(slow, ("decode", "queued")):
+            connection.request("POST", DIALECTS[0].path, json.dumps(
+                DIALECTS[0].ask("slowly", max_tokens=1500, ds4={"tripwire": False})))
+            deadline = time.monotonic() + 20
+            while 'phase="%s"} 1' % phase not in self.inflight():
+                self.assertLess(time.monotonic(), deadline, phase)
+                time.sleep(0.01)
         for dialect in DIALECTS:
             with self.subTest(dialect=dialect.name):
                 status, headers, data = self.rig.request("POST", dialect.path, dialect.ask("PONG"))
@@ -232,8 +233,8 @@ class Scripted(unittest.TestCase):
                 self.assertIn("retry-after-ms", headers)
                 self.assertEqual(dialect.code(json.loads(data)),
                                  "rate_limit_error" if dialect.name == "messages" else "queue_full")
-        for thread in slow:
-            thread.join()
+        for connection in slow:
+            connection.close()
 
     def test_too_long_a_prompt_is_told_in_the_words_clients_look_for(self):
         for dialect in DIALECTS:
