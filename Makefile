@@ -102,7 +102,7 @@ FUZZERS  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz
 SCRIPTED := $(BUILD)/tests/programs/ds4_scripted
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(wildcard bench/bench_*.c))
 
-.PHONY: help all deps deps-dev deps-deb check check-unit check-quick check-fuzz check-e2e check-faults bench fuzz format gpu \
+.PHONY: help all deps deps-dev deps-deb check check-unit check-quick check-fuzz check-e2e check-page check-faults bench fuzz format gpu \
         lint install deb example demo soak clean tests always
 .SECONDARY:
 .DELETE_ON_ERROR:
@@ -171,6 +171,13 @@ $(BUILD)/obj/proto/ds4.pb-c.o: $(BUILD)/gen/proto/ds4.pb-c.c
 	@mkdir -p $(@D)
 	$(CC) $(filter-out -Werror,$(CFLAGS_ALL)) -w -c $< -o $@
 $(call obj,proto/codec.c proto/codec_kv.c): | $(BUILD)/gen/proto/ds4.pb-c.h
+
+# The status page: three sources, one file, and the policy that allows exactly its style and script.
+PAGE_SRC := $(addprefix router/page/,index.html style.css page.js)
+$(BUILD)/gen/router/page_data.h: router/page/embed.py $(PAGE_SRC)
+	@mkdir -p $(@D)
+	python3 $^ >$@
+$(BUILD)/obj/router/api/page.o: $(BUILD)/gen/router/page_data.h
 
 $(BUILD)/lib/lib%.a:
 	@mkdir -p $(@D)
@@ -252,6 +259,9 @@ check-e2e: $(BINS) $(SCRIPTED) ## end-to-end tests only
 FAULT_TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(shell grep -l '"common/fault.h"' tests/unit/*.c))
 check-faults: $(FAULT_TESTS) $(BINS) ## with FAULTS=1: what each deliberate fault leads to
 	@tests/run.sh $(CONFIG)$(if $(FAULTS),-faults) $(FAULT_TESTS) tests/e2e/faults.py
+check-page: $(BINS) ## the status page in a headless Chromium, which it installs
+	@tests/install.sh "$(SUDO)" chromium
+	@tests/run.sh $(CONFIG) tests/e2e/check_page.py
 soak: $(BINS) ## concurrent streams for SOAK_SECONDS, then each stage killed 20 times under load
 	python3 tests/e2e/test_streams.py --config $(CONFIG) --seconds $(SOAK_SECONDS)
 	python3 tests/e2e/test_service.py Kills --config $(CONFIG) --seconds $(SOAK_SECONDS)
@@ -265,7 +275,7 @@ bench: $(BENCHES) $(BINS) ## run the benchmarks
 format: ## clang-format in place
 	git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' | xargs -r clang-format-14 -i
 
-lint: $(BUILD)/gen/proto/ds4.pb-c.h ## format, include table, limits, banned calls, clang-tidy, shellcheck
+lint: $(BUILD)/gen/proto/ds4.pb-c.h $(BUILD)/gen/router/page_data.h ## format, include table, limits, banned calls, clang-tidy, shellcheck
 	@CFLAGS='$(filter-out -Werror -DDS4_VERSION=%,$(CFLAGS_ALL))' BUILD=$(BUILD) tests/lint.sh
 
 # ---- use ----------------------------------------------------------------------------------------

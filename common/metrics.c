@@ -248,6 +248,37 @@ void ds4_metric_observe_at(struct ds4_metrics *m, enum ds4_metric id, double val
     add_to_slot(m, (size_t)slot + buckets->n + 1, 1);
 }
 
+void ds4_metric_set_histogram(struct ds4_metrics *m, enum ds4_metric id, const uint64_t *bucket,
+                              size_t n, double sum, const char *const *labels)
+{
+    double count = 0;
+    int64_t slot;
+
+    if (m == NULL || n != m->families[id].buckets->n + 1)
+        return;
+    slot = touch(m, id, labels);
+    if (slot < 0)
+        return;
+    for (size_t b = 0; b < n; b++) {
+        count += (double)bucket[b];
+        if (b + 1 < n)
+            atomic_store_explicit(&m->slots[(size_t)slot + b], (double)bucket[b],
+                                  memory_order_relaxed);
+    }
+    atomic_store_explicit(&m->slots[(size_t)slot + n - 1], sum, memory_order_relaxed);
+    atomic_store_explicit(&m->slots[(size_t)slot + n], count, memory_order_relaxed);
+}
+
+size_t ds4_metric_step_bucket(double seconds)
+{
+    const struct ds4_buckets *buckets = &ds4_metric_buckets[DS4_BUCKETS_STEP];
+    size_t b = 0;
+
+    while (b < buckets->n && seconds > buckets->le[b])
+        b++;
+    return b;
+}
+
 void ds4_metric_choose_at(struct ds4_metrics *m, enum ds4_metric id, const char *const *labels)
 {
     const char *each[DS4_METRIC_MAX_LABELS + 1] = {NULL};
@@ -284,6 +315,17 @@ double ds4_metric_value(const struct ds4_metrics *m, enum ds4_metric id, const c
     return atomic_load_explicit(
         &m->slots[family->first_slot + (size_t)(series + 1) * family->n_slots - 1],
         memory_order_relaxed);
+}
+
+double ds4_metric_sum(const struct ds4_metrics *m, enum ds4_metric id)
+{
+    const struct ds4_family *family = &m->families[id];
+    double sum = 0;
+
+    for (size_t s = 0; s < family->n_series; s++)
+        sum += atomic_load_explicit(&m->slots[family->first_slot + s * family->n_slots],
+                                    memory_order_relaxed);
+    return sum;
 }
 
 /* ---- this process -------------------------------------------------------------------------- */

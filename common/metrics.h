@@ -48,6 +48,13 @@ void ds4_metrics_free(struct ds4_metrics *m);
 /* Histogram. */
 #define ds4_metric_observe(m, id, value, ...)                                                      \
     ds4_metric_observe_at((m), (id), (value), ds4_metric_labels(__VA_ARGS__))
+/* A histogram that somebody else fills (a worker's heartbeat): all its buckets (that of +Inf last), not
+ * cumulative, and the sum.  n is that of the metric's bucket list plus one; anything else is ignored. */
+void ds4_metric_set_histogram(struct ds4_metrics *m, enum ds4_metric id, const uint64_t *bucket,
+                              size_t n, double sum, const char *const *labels);
+/* Where a step's time belongs in such an array of DS4_METRIC_STEP_BUCKETS. */
+#define DS4_METRIC_STEP_BUCKETS 20
+size_t ds4_metric_step_bucket(double seconds);
 /* A gauge whose last label is a state: 1 for the named value, 0 for its siblings. */
 #define ds4_metric_choose(m, id, ...)                                                              \
     ds4_metric_choose_at((m), (id), ds4_metric_labels(__VA_ARGS__))
@@ -65,6 +72,9 @@ void ds4_metric_hide_at(struct ds4_metrics *m, enum ds4_metric id, const char *c
 
 /* The series' value (a histogram's count); 0 if untouched or unknown. */
 double ds4_metric_value(const struct ds4_metrics *m, enum ds4_metric id, const char *const *labels);
+
+/* The sum over all series of a counter or gauge. */
+double ds4_metric_sum(const struct ds4_metrics *m, enum ds4_metric id);
 
 /* "0".."63" for a stage number; "" outside, which is no label value. */
 const char *ds4_metric_stage(int32_t stage);

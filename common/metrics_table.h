@@ -94,6 +94,8 @@
     X(DECODE_STEPS, "ds4_decode_steps_total", COUNTER, NONE, "", "Steps that decoded")             \
     X(STEP_SECONDS, "ds4_step_seconds", HISTOGRAM, STEP, DS4_STEPS,                                \
       "Time from posting a step to its tokens")                                                    \
+    X(PIPELINE_BUBBLE, "ds4_pipeline_bubble_ratio", GAUGE, NONE, "",                               \
+      "Share of the stages' time, while steps were under way, that was not computing, over 10 s")  \
     X(WORKER_UP, "ds4_worker_up", GAUGE, NONE, DS4_STAGE, "Heartbeat is fresh")                    \
     X(WORKER_STATE, "ds4_worker_state", GAUGE, NONE,                                               \
       DS4_STAGE ",state=starting|loading|idle|forming|ready|draining|failed",                      \

@@ -357,6 +357,13 @@ int ds4_check_health(const struct ds4_health *health, struct ds4_err *err)
         in_real_range("wait_recv_seconds", health->wait_recv_seconds, 0, max_seconds, err) ||
         in_real_range("wait_token_seconds", health->wait_token_seconds, 0, max_seconds, err) ||
         in_real_range("wait_command_seconds", health->wait_command_seconds, 0, max_seconds, err) ||
+        in_real_range("wait_send_seconds", health->wait_send_seconds, 0, max_seconds, err) ||
+        in_real_range("prefill_seconds", health->step_time[DS4_TIMED_PREFILL].seconds, 0,
+                      max_seconds, err) ||
+        in_real_range("decode_seconds", health->step_time[DS4_TIMED_DECODE].seconds, 0, max_seconds,
+                      err) ||
+        in_real_range("cpu_seconds", health->cpu_seconds, 0, max_seconds, err) ||
+        in_range("started_unix_s", health->started_unix_s, 0, INT64_MAX, err) ||
         is_text("message", health->message, sizeof(health->message), err))
         return -1;
     return 0;

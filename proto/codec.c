@@ -602,6 +602,17 @@ int ds4_codec_encode_health(const struct ds4_health *health, struct ds4_buf *out
     wire.wait_recv_seconds = h.wait_recv_seconds;
     wire.wait_token_seconds = h.wait_token_seconds;
     wire.wait_command_seconds = h.wait_command_seconds;
+    wire.wait_send_seconds = h.wait_send_seconds;
+    wire.n_prefill_steps = DS4_STEP_BUCKETS;
+    wire.prefill_steps = h.step_time[DS4_TIMED_PREFILL].bucket;
+    wire.prefill_seconds = h.step_time[DS4_TIMED_PREFILL].seconds;
+    wire.n_decode_steps = DS4_STEP_BUCKETS;
+    wire.decode_steps = h.step_time[DS4_TIMED_DECODE].bucket;
+    wire.decode_seconds = h.step_time[DS4_TIMED_DECODE].seconds;
+    wire.sent_bytes = h.sent_bytes;
+    wire.received_bytes = h.received_bytes;
+    wire.cpu_seconds = h.cpu_seconds;
+    wire.started_unix_s = h.started_unix_s;
     wire.nonfinite_rows = h.nonfinite_rows;
     wire.rss_bytes = h.rss_bytes;
     wire.weights_bytes = h.weights_bytes;
@@ -612,6 +623,18 @@ int ds4_codec_encode_health(const struct ds4_health *health, struct ds4_buf *out
     if (ds4_check_health(&h, err))
         return ds4_err_wrap(err, "health");
     return ds4_codec_pack(&wire.base, "health", out, err);
+}
+
+static int get_step_times(size_t n, const uint64_t *bucket, double seconds,
+                          struct ds4_step_times *out, struct ds4_err *err)
+{
+    if (n != 0 && n != DS4_STEP_BUCKETS)
+        return ds4_fail(err, DS4_E_PROTOCOL, "%zu buckets of step times, must be %d", n,
+                        DS4_STEP_BUCKETS);
+    if (n != 0)
+        memcpy(out->bucket, bucket, sizeof(out->bucket));
+    out->seconds = seconds;
+    return 0;
 }
 
 static int get_health(const Ds4__Wire__Health *wire, uint32_t generation, struct ds4_health *out,
@@ -632,6 +655,11 @@ static int get_health(const Ds4__Wire__Health *wire, uint32_t generation, struct
         .wait_recv_seconds = wire->wait_recv_seconds,
         .wait_token_seconds = wire->wait_token_seconds,
         .wait_command_seconds = wire->wait_command_seconds,
+        .wait_send_seconds = wire->wait_send_seconds,
+        .sent_bytes = wire->sent_bytes,
+        .received_bytes = wire->received_bytes,
+        .cpu_seconds = wire->cpu_seconds,
+        .started_unix_s = wire->started_unix_s,
         .nonfinite_rows = wire->nonfinite_rows,
         .rss_bytes = wire->rss_bytes,
         .weights_bytes = wire->weights_bytes,
@@ -639,7 +667,11 @@ static int get_health(const Ds4__Wire__Health *wire, uint32_t generation, struct
         .expert_steps = wire->expert_steps,
         .experts_touched = wire->experts_touched,
     };
-    if (ds4_codec_get_text("message", wire->message, out->message, sizeof(out->message), err))
+    if (ds4_codec_get_text("message", wire->message, out->message, sizeof(out->message), err) ||
+        get_step_times(wire->n_prefill_steps, wire->prefill_steps, wire->prefill_seconds,
+                       &out->step_time[DS4_TIMED_PREFILL], err) ||
+        get_step_times(wire->n_decode_steps, wire->decode_steps, wire->decode_seconds,
+                       &out->step_time[DS4_TIMED_DECODE], err))
         return -1;
     return ds4_check_health(out, err);
 }

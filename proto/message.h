@@ -281,6 +281,16 @@ struct ds4_pipe_id {
     uint8_t byte[DS4_MAX_PIPE_ID];
 };
 
+/* The computing times of steps: how many of each duration (the last is "longer than all bounds"), and
+ * their sum. */
+#define DS4_STEP_BUCKETS 20
+struct ds4_step_times {
+    double seconds;
+    uint64_t bucket[DS4_STEP_BUCKETS];
+};
+enum ds4_timed_kind { DS4_TIMED_PREFILL, DS4_TIMED_DECODE }; /* PREFILL: has prompt rows */
+#define DS4_N_TIMED 2
+
 /* Heartbeat, every 500 ms and at every state change. */
 struct ds4_health {
     int32_t stage;
@@ -295,6 +305,12 @@ struct ds4_health {
     double wait_recv_seconds;
     double wait_token_seconds;
     double wait_command_seconds;
+    double wait_send_seconds;
+    struct ds4_step_times step_time[DS4_N_TIMED];
+    uint64_t sent_bytes; /* rows to the next stage */
+    uint64_t received_bytes;
+    double cpu_seconds; /* of the process */
+    int64_t started_unix_s;
     uint64_t nonfinite_rows;
     uint64_t rss_bytes;
     uint64_t weights_bytes;

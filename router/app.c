@@ -20,6 +20,7 @@
 #include "router/recovery.h"
 #include "router/sched/sched.h"
 #include "router/server.h"
+#include "router/stats.h"
 #include "router/text/bpe.h"
 #include "router/text/vocab_load.h"
 #include "router/tool_memory.h"
@@ -61,6 +62,7 @@ struct ds4_app {
     struct ds4_sched *sched;
     struct ds4_cluster *cluster;
     struct ds4_canary *canary;
+    struct ds4_stats *stats;
     struct ds4_server *server;
     struct ds4_live_answers live;
     struct ds4_api_context api;
@@ -237,6 +239,9 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
     if (app->cluster == NULL)
         return -1;
     ds4_bus_attach(app->bus, app->cluster);
+    app->stats = ds4_stats_new(app->sched, app->cluster, app->metrics, cluster.n_stage, err);
+    if (app->stats == NULL)
+        return -1;
     return open_canary(app, err);
 }
 
@@ -290,6 +295,7 @@ static int open_server(struct ds4_app *app, struct ds4_err *err)
     app->api.cluster = app->cluster;
     app->api.sched = app->sched;
     app->api.metrics = app->metrics;
+    app->api.stats = app->stats;
     app->api.started_unix_s = ds4_clock_unix_ns() / DS4_NS_PER_SEC;
     server.routes = ds4_routes(&app->api, &server.n_routes);
     app->server = ds4_server_open(&app->loop, &server, err);
@@ -410,6 +416,7 @@ static void on_tick(uv_timer_t *timer)
     app->tick_ns = now_ns;
     ds4_canary_tick(app->canary, now_ns);
     show_state(app, now_ns);
+    ds4_stats_tick(app->stats, now_ns);
     if (app->ping_ms > 0 && ds4_deadline_passed(app->ping)) {
         ds4_service_ping();
         app->ping = ds4_deadline_in_ms(app->ping_ms);
@@ -537,6 +544,7 @@ void ds4_app_close(struct ds4_app *app)
     ds4_cluster_free(app->cluster);
     ds4_sched_free(app->sched);
     ds4_canary_free(app->canary);
+    ds4_stats_free(app->stats);
     ds4_text_store_free(app->api.responses);
     ds4_text_store_free(app->api.reasoning);
     ds4_metrics_free(app->metrics);

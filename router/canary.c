@@ -125,7 +125,7 @@ static void right(struct ds4_canary *c, int64_t now_ns)
     ds4_metric_add(c->config.metrics, DS4_M_CANARY, 1, "ok");
 }
 
-static void wrong(struct ds4_canary *c)
+static void wrong(struct ds4_canary *c, int64_t now_ns)
 {
     int32_t at = 0;
 
@@ -134,6 +134,8 @@ static void wrong(struct ds4_canary *c)
     ds4_log(DS4_LOG_ERROR, "canary.wrong", "generation=%u token=%d got=%d known=%d again=%s",
             c->generation, at, at < c->n_token ? c->token[at] : -1,
             at < DS4_CANARY_ANSWER_TOK ? c->status.answer[at] : -1, c->again ? "yes" : "no");
+    if (c->again && !c->status.wrong)
+        ds4_cluster_note(c->cluster, true, "the canary's answer is not the known one", now_ns);
     c->status.wrong = c->status.wrong || c->again;
     c->again = !c->status.wrong;
     ds4_metric_add(c->config.metrics, DS4_M_CANARY, 1, "mismatch");
@@ -161,7 +163,7 @@ static void on_done(void *owner, const struct ds4_request_result *result)
         memcmp(c->token, c->status.answer, sizeof(c->token)) == 0)
         right(c, result->timing.done_ns);
     else
-        wrong(c);
+        wrong(c, result->timing.done_ns);
 }
 
 /* ---- the question -------------------------------------------------------------------------------- */

@@ -117,6 +117,24 @@ static void turn_away(struct ds4_cluster *c, const struct ds4_peer *from)
     c->port.send_refused(c->port.owner, from, why);
 }
 
+/* ---- what happened --------------------------------------------------------------------------------- */
+
+void ds4_cluster_note(struct ds4_cluster *c, bool bad, const char *text, int64_t now_ns)
+{
+    struct ds4_cluster_event *event = &c->event[c->n_event++ % DS4_CLUSTER_EVENTS];
+
+    event->at_ns = now_ns;
+    event->bad = bad;
+    snprintf(event->text, sizeof(event->text), "%s", text);
+}
+
+const struct ds4_cluster_event *ds4_cluster_event(const struct ds4_cluster *c, int32_t i)
+{
+    if (i < 0 || i >= DS4_CLUSTER_EVENTS || (uint64_t)i >= c->n_event)
+        return NULL;
+    return &c->event[(c->n_event - 1 - (uint64_t)i) % DS4_CLUSTER_EVENTS];
+}
+
 /* ---- losing a generation ------------------------------------------------------------------------- */
 
 /* Ends formation or generation, whichever there is. */
@@ -129,6 +147,7 @@ static void part(struct ds4_cluster *c, const struct ds4_err *why, int64_t now_n
         return;
     c->bond = DS4_BOND_APART; /* before anything else: nobody may be told "ready" any more */
     c->apart_ns = now_ns;
+    ds4_cluster_note(c, true, why->msg, now_ns);
     ds4_log(DS4_LOG_ERROR, "cluster.part", "generation=%u was=%s reason=\"%s\"", c->generation,
             before == DS4_BOND_JOINING ? "joining" : "together", why->msg);
     for (int32_t s = 0; s < c->config.n_stage; s++) {
@@ -270,6 +289,7 @@ static bool all_idle(const struct ds4_cluster *c)
 
 static void joined(struct ds4_cluster *c, int64_t now_ns)
 {
+    char text[64];
     struct ds4_err err = {0};
 
     if (ds4_sched_start(c->sched, &c->form, now_ns, &err) != 0) {
@@ -279,6 +299,9 @@ static void joined(struct ds4_cluster *c, int64_t now_ns)
     c->bond = DS4_BOND_TOGETHER;
     c->was_ready = true;
     c->n_failed_joins = 0;
+    snprintf(text, sizeof(text), "%d stage%s formed the pipeline", c->config.n_stage,
+             c->config.n_stage == 1 ? "" : "s");
+    ds4_cluster_note(c, false, text, now_ns);
     ds4_log(DS4_LOG_INFO, "cluster.formed", "generation=%u took_ms=%" PRId64, c->generation,
             (now_ns - c->join_ns) / DS4_NS_PER_MS);
     ds4_metric_add(c->config.metrics, DS4_M_REFORMS, 1, "ok");
@@ -572,12 +595,14 @@ void ds4_cluster_drain(struct ds4_cluster *c)
     ds4_sched_drain(c->sched, true);
 }
 
-int ds4_cluster_rest(struct ds4_cluster *c, bool rest, struct ds4_err *err)
+int ds4_cluster_rest(struct ds4_cluster *c, bool rest, int64_t now_ns, struct ds4_err *err)
 {
     if (c->draining)
         return ds4_fail(err, DS4_E_UNAVAILABLE, "the router is stopping");
     c->resting = rest;
     ds4_sched_drain(c->sched, rest);
+    ds4_cluster_note(c, false, rest ? "an operator drains the router" : "the drain was taken back",
+                     now_ns);
     ds4_log(DS4_LOG_INFO, "cluster.rest", "rest=%s", rest ? "yes" : "no");
     return 0;
 }

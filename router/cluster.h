@@ -111,7 +111,8 @@ void ds4_cluster_drain(struct ds4_cluster *cluster);
 void ds4_cluster_stop_workers(struct ds4_cluster *cluster);
 /* The same until it is taken back: an operator's drain.  -1 with DS4_E_UNAVAILABLE when the router is
  * stopping anyway. */
-int ds4_cluster_rest(struct ds4_cluster *cluster, bool rest, struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_cluster_rest(struct ds4_cluster *cluster, bool rest, int64_t now_ns,
+                     struct ds4_err *err) DS4_MUST_CHECK;
 
 /* Lets what runs finish (leave_ms at most; nothing is admitted meanwhile), then asks the stage to leave
  * as one that its supervisor starts again.  DS4_E_INVALID: no such stage; DS4_E_UNAVAILABLE: it is not
@@ -120,6 +121,18 @@ int ds4_cluster_restart_stage(struct ds4_cluster *cluster, int32_t stage, int64_
                               struct ds4_err *err) DS4_MUST_CHECK;
 /* Ends the generation, if there is one, and forms another with the same workers. */
 void ds4_cluster_restart(struct ds4_cluster *cluster, const struct ds4_err *why, int64_t now_ns);
+
+/* What happened lately, for people; a copy of `text` is kept, bad = somebody may want to look.  Losses,
+ * formations and restarts are noted by the cluster itself. */
+void ds4_cluster_note(struct ds4_cluster *cluster, bool bad, const char *text, int64_t now_ns);
+#define DS4_CLUSTER_EVENTS 16
+struct ds4_cluster_event {
+    int64_t at_ns;
+    bool bad;
+    char text[DS4_ERR_MSG_BYTES];
+};
+/* The i-th newest event, 0 the newest; NULL when there is none. */
+const struct ds4_cluster_event *ds4_cluster_event(const struct ds4_cluster *cluster, int32_t i);
 
 /* What the canary saw is part of health; `canary` is borrowed and must outlive the cluster. */
 struct ds4_canary_status;

@@ -39,6 +39,8 @@ struct ds4_cluster {
     int32_t leaving;                        /* stage to be restarted once nothing runs, -1 none */
     int64_t leave_ns;                       /* but not later than this */
     const struct ds4_canary_status *canary; /* NULL = none */
+    struct ds4_cluster_event event[DS4_CLUSTER_EVENTS];
+    uint64_t n_event; /* ever; the newest is event[(n_event - 1) % DS4_CLUSTER_EVENTS] */
     char
         plan_problem[DS4_ERR_MSG_BYTES]; /* why these workers cannot work together; "" = they can */
     char last_problem[DS4_ERR_MSG_BYTES]; /* what ended the newest generation or formation */

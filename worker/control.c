@@ -24,6 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define LEAVE_MS        10000 /* for the running step at a stop */
@@ -45,6 +46,7 @@ struct control {
     enum ds4_worker_state state;
     uint32_t generation; /* being formed or formed; 0 = none */
     char message[128];   /* why the last one ended */
+    int64_t started_unix_s;
     bool link_up;
     bool planned; /* `hello` is filled */
     bool loaded;
@@ -122,6 +124,15 @@ static uint64_t rss_bytes(void)
     return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
+static double cpu_seconds(void)
+{
+    struct rusage usage = {0};
+
+    (void)getrusage(RUSAGE_SELF, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
+}
+
 static void send_health(struct control *c)
 {
     const struct ds4_stage *stage = ds4_loop_stage(c->loop);
@@ -146,8 +157,14 @@ static void send_health(struct control *c)
         .wait_recv_seconds = status.wait_recv_seconds,
         .wait_token_seconds = status.wait_token_seconds,
         .wait_command_seconds = status.wait_command_seconds,
+        .wait_send_seconds = status.wait_send_seconds,
+        .sent_bytes = status.sent_bytes,
+        .received_bytes = status.received_bytes,
+        .cpu_seconds = cpu_seconds(),
+        .started_unix_s = c->started_unix_s,
         .rss_bytes = rss_bytes(),
     };
+    memcpy(health.step_time, status.step_time, sizeof(health.step_time));
     if (stage != NULL)
         ds4_stage_health(stage, &health);
     snprintf(health.message, sizeof(health.message), "%s", c->message);
@@ -648,6 +665,7 @@ int ds4_control_run(const struct ds4_control_config *config, struct ds4_err *err
         .signal_fd = -1,
         .report_fd = -1,
         .self = pthread_self(),
+        .started_unix_s = ds4_clock_unix_ns() / DS4_NS_PER_SEC,
         .err = err,
         .heartbeat = {0},
         .extend = {0},

@@ -14,6 +14,7 @@
 #include "common/clock.h"
 #include "common/fault.h"
 #include "common/log.h"
+#include "common/metrics.h"
 #include "common/service.h"
 #include "proto/codec.h"
 #include "proto/frame.h"
@@ -81,6 +82,10 @@ struct ds4_loop {
     atomic_int_fast64_t step_no;
     atomic_int_fast64_t step_start_ns;
     atomic_uint_fast64_t steps_done;
+    atomic_uint_fast64_t step_bucket[DS4_N_TIMED][DS4_STEP_BUCKETS];
+    atomic_int_fast64_t step_total_ns[DS4_N_TIMED];
+    atomic_uint_fast64_t sent_bytes;
+    atomic_uint_fast64_t received_bytes;
     atomic_int_fast64_t loaded_bytes;
     atomic_int_fast64_t total_bytes;
 };
@@ -145,7 +150,27 @@ void ds4_loop_get_status(const struct ds4_loop *loop, struct ds4_loop_status *st
         .wait_recv_seconds = total_seconds(loop, DS4_PHASE_RECV),
         .wait_token_seconds = total_seconds(loop, DS4_PHASE_TOKEN),
         .wait_command_seconds = total_seconds(loop, DS4_PHASE_COMMAND),
+        .wait_send_seconds = total_seconds(loop, DS4_PHASE_SEND),
+        .sent_bytes = atomic_load(&loop->sent_bytes),
+        .received_bytes = atomic_load(&loop->received_bytes),
     };
+    for (int k = 0; k < DS4_N_TIMED; k++) {
+        status->step_time[k].seconds =
+            (double)atomic_load(&loop->step_total_ns[k]) / (double)DS4_NS_PER_SEC;
+        for (int b = 0; b < DS4_STEP_BUCKETS; b++)
+            status->step_time[k].bucket[b] = atomic_load(&loop->step_bucket[k][b]);
+    }
+}
+
+/* A step that is done, by what it computed. */
+static void note_step(struct ds4_loop *loop, int64_t compute_ns)
+{
+    enum ds4_timed_kind kind = atomic_load(&loop->prefill) ? DS4_TIMED_PREFILL : DS4_TIMED_DECODE;
+    size_t b = ds4_metric_step_bucket((double)compute_ns / (double)DS4_NS_PER_SEC);
+
+    atomic_fetch_add(&loop->step_bucket[kind][b], 1);
+    atomic_fetch_add(&loop->step_total_ns[kind], compute_ns);
+    atomic_fetch_add(&loop->steps_done, 1);
 }
 
 /* ---- events ---- */
@@ -467,6 +492,8 @@ static int receive_rows(struct ds4_loop *loop, const struct ds4_step *step, stru
     if (loop->config.pipe->recv(loop->pipe, step->step_no, ds4_stage_handoff(own_stage(loop)),
                                 step->n_tok, pipe_deadline(loop), err))
         return ds4_err_wrap(err, "rows of step %" PRId64, step->step_no);
+    atomic_fetch_add(&loop->received_bytes,
+                     (uint64_t)step->n_tok * ds4_stage_row_bytes(own_stage(loop)));
     return 0;
 }
 
@@ -474,8 +501,12 @@ static int send_rows(struct ds4_loop *loop, const struct ds4_step *step, struct 
 {
     if (step->n_tok == 0)
         return 0;
-    return loop->config.pipe->send(loop->pipe, step->step_no, ds4_stage_handoff(own_stage(loop)),
-                                   step->n_tok, pipe_deadline(loop), err);
+    if (loop->config.pipe->send(loop->pipe, step->step_no, ds4_stage_handoff(own_stage(loop)),
+                                step->n_tok, pipe_deadline(loop), err))
+        return -1;
+    atomic_fetch_add(&loop->sent_bytes,
+                     (uint64_t)step->n_tok * ds4_stage_row_bytes(own_stage(loop)));
+    return 0;
 }
 
 /* The record before the answer: stages must not learn later than the router. */
@@ -585,6 +616,7 @@ static bool is_idle(struct ds4_loop *loop)
 static void run_step(struct ds4_loop *loop, const struct ds4_step *step)
 {
     struct ds4_err err = {0};
+    int64_t computed_ns = atomic_load(&loop->phase_total_ns[DS4_PHASE_COMPUTE]);
     int rc;
 
     /* Posted before this side left the generation and the router heard of it. */
@@ -602,7 +634,7 @@ static void run_step(struct ds4_loop *loop, const struct ds4_step *step)
     }
     atomic_store(&loop->in_step, false);
     if (rc == 0) {
-        atomic_fetch_add(&loop->steps_done, 1);
+        note_step(loop, atomic_load(&loop->phase_total_ns[DS4_PHASE_COMPUTE]) - computed_ns);
         return;
     }
     lose_generation(loop, &err);

@@ -124,6 +124,10 @@ struct ds4_loop_status {
     double wait_recv_seconds;
     double wait_token_seconds;
     double wait_command_seconds;
+    double wait_send_seconds;
+    struct ds4_step_times step_time[DS4_N_TIMED];
+    uint64_t sent_bytes;
+    uint64_t received_bytes;
 };
 void ds4_loop_get_status(const struct ds4_loop *loop, struct ds4_loop_status *status);
 

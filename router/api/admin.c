@@ -92,7 +92,7 @@ void ds4_admin_drain_handle(struct ds4_exchange *x, void *context)
     struct ds4_err err = {0};
 
     if (!refused(x))
-        reply(x, ds4_cluster_rest(api->cluster, true, &err), "draining", &err);
+        reply(x, ds4_cluster_rest(api->cluster, true, ds4_clock_ns(), &err), "draining", &err);
 }
 
 void ds4_admin_undrain_handle(struct ds4_exchange *x, void *context)
@@ -101,7 +101,7 @@ void ds4_admin_undrain_handle(struct ds4_exchange *x, void *context)
     struct ds4_err err = {0};
 
     if (!refused(x))
-        reply(x, ds4_cluster_rest(api->cluster, false, &err), "serving", &err);
+        reply(x, ds4_cluster_rest(api->cluster, false, ds4_clock_ns(), &err), "serving", &err);
 }
 
 /* The number between "/admin/stage/" and "/restart"; -1 if it is none. */

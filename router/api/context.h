@@ -17,6 +17,7 @@ struct ds4_bpe;
 struct ds4_recovery;
 struct ds4_tool_memory;
 
+struct ds4_stats;
 struct ds4_answer;
 struct ds4_text_store;
 
@@ -36,6 +37,7 @@ struct ds4_api_context {
     struct ds4_cluster *cluster;
     struct ds4_sched *sched;
     struct ds4_metrics *metrics;
+    const struct ds4_stats *stats;
     struct ds4_live_answers *live;
     struct ds4_text_store *responses; /* id -> what /v1/responses keeps */
     struct ds4_text_store *reasoning; /* opaque token -> reasoning that a client carries */

@@ -9,7 +9,7 @@ void ds4_ready_handle(struct ds4_exchange *x, void *context); /* readiness: 200 
 void ds4_health_handle(struct ds4_exchange *x,
                        void *context);                        /* the same, or as health.mode says */
 void ds4_livez_handle(struct ds4_exchange *x, void *context); /* the event loop turns */
-void ds4_version_handle(struct ds4_exchange *x, void *context); /* also GET / */
+void ds4_version_handle(struct ds4_exchange *x, void *context);
 void ds4_metrics_handle(struct ds4_exchange *x, void *context);
 
 #endif

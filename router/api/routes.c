@@ -11,7 +11,9 @@
 #include "router/api/openai_chat.h"
 #include "router/api/openai_completions.h"
 #include "router/api/openai_responses.h"
+#include "router/api/page.h"
 #include "router/api/responses_store.h"
+#include "router/api/stats.h"
 #include "router/api/tokens.h"
 
 #include <stdio.h>
@@ -78,7 +80,8 @@ static struct ds4_route routes[] = {
     {"/v1/health", DS4_METHOD_GET, true, ds4_health_handle, "health"},
     {"/livez", DS4_METHOD_GET, true, ds4_livez_handle, "livez"},
     {"/version", DS4_METHOD_GET, true, ds4_version_handle, "version"},
-    {"/", DS4_METHOD_GET, true, ds4_version_handle, "root"},
+    {"/", DS4_METHOD_GET, true, ds4_page_handle, "root"},
+    {"/v1/stats", DS4_METHOD_GET, false, ds4_stats_handle, "stats"},
     {"/admin/drain", DS4_METHOD_POST, false, ds4_admin_drain_handle, "admin"},
     {"/admin/undrain", DS4_METHOD_POST, false, ds4_admin_undrain_handle, "admin"},
     {"/admin/stage/*/restart", DS4_METHOD_POST, false, ds4_admin_restart_handle, "admin"},

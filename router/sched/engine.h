@@ -55,6 +55,8 @@ struct ds4_sched {
     struct ds4_posted_step posted[DS4_MAX_INFLIGHT];
     int64_t next_step;
     int64_t last_ack_ns;
+    int64_t at_work_ns;    /* time with a step under way, over all generations, up to ... */
+    int64_t work_began_ns; /* ... this moment; 0 = none is */
     int64_t last_token_ns;
 
     /* The step under construction: arrays sized for the generation. */
@@ -72,7 +74,7 @@ struct ds4_sched {
     int32_t n_running;        /* sequences with a request */
     int64_t done_interval_ns; /* smoothed time between two ends: what a place in the queue costs */
     int64_t last_done_ns;
-    uint64_t generated_tok, prompt_tok, cached_tok;
+    uint64_t generated_tok, prompt_tok, cached_tok, prefilled_tok;
 };
 
 /* Posts one step if there is one and room for it; true if it did. */

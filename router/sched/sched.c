@@ -104,6 +104,7 @@ static void drop_generation(struct ds4_sched *s)
     s->token = NULL;
     s->n_posted = 0;
     s->first_posted = 0;
+    s->work_began_ns = 0; /* what was under way never came back */
     s->n_running = 0;
     s->started = false;
     s->failed = false;
@@ -615,6 +616,9 @@ void ds4_sched_stats(const struct ds4_sched *s, struct ds4_sched_stats *stats)
         .steps_done = s->next_step - s->n_posted,
         .last_token_ns = s->last_token_ns,
         .oldest_queued_ns = s->head == NULL ? 0 : s->head->timing.queued_ns,
+        .at_work_ns = s->at_work_ns,
+        .work_began_ns = s->work_began_ns,
+        .max_seqs = s->config.max_seqs,
         .blocks_free = sums.free,
         .blocks_promised = sums.promised,
         .blocks_live = sums.live,
@@ -625,6 +629,7 @@ void ds4_sched_stats(const struct ds4_sched *s, struct ds4_sched_stats *stats)
         .generated_tok = s->generated_tok,
         .prompt_tok = s->prompt_tok,
         .cached_tok = s->cached_tok,
+        .prefilled_tok = s->prefilled_tok,
     };
     for (size_t i = 0; i < s->seqs.len; i++) {
         const struct ds4_seq *seq = s->seqs.ptr[i];

@@ -127,11 +127,15 @@ struct ds4_sched_stats {
     int64_t
         last_token_ns; /* newest acknowledged step (real or probe); 0 = none in this generation */
     int64_t oldest_queued_ns; /* 0 = none */
+    int64_t at_work_ns;       /* time with a step under way, until now or work_began_ns if not 0 */
+    int64_t work_began_ns;
     int32_t blocks_free, blocks_promised, blocks_live, blocks_cached, blocks_total;
     int32_t slots_free, slots_used;
+    int32_t max_seqs;
     uint64_t generated_tok;
     uint64_t prompt_tok;
     uint64_t cached_tok;
+    uint64_t prefilled_tok; /* prompt rows that came back */
 };
 void ds4_sched_stats(const struct ds4_sched *sched, struct ds4_sched_stats *stats);
 

@@ -147,7 +147,8 @@ bool ds4_engine_post(struct ds4_sched *s, int64_t now_ns)
     if (build_and_send(s, n, posted, &err) != 0)
         goto fail;
     s->close_slot.len = 0;
-    s->n_posted++;
+    if (s->n_posted++ == 0)
+        s->work_began_ns = now_ns;
     s->next_step++;
     for (int32_t i = 0; i < n; i++)
         ds4_seq_posted(s->pick[i].seq, &s->pick[i], posted->step_no);
@@ -344,7 +345,10 @@ int ds4_sched_tokens(struct ds4_sched *s, const struct ds4_tokens_out *out, int6
     ds4_count_step(s->config.metrics, posted->n_entry, posted->n_decode, posted->n_row,
                    now_ns - posted->posted_ns);
     s->first_posted = (s->first_posted + 1) % s->max_inflight;
+    s->prefilled_tok += (uint64_t)(posted->n_row - posted->n_decode);
     s->n_posted--;
+    s->at_work_ns += now_ns - s->work_began_ns;
+    s->work_began_ns = s->n_posted > 0 ? now_ns : 0;
     s->last_ack_ns = now_ns;
     if (good)
         s->last_token_ns = now_ns;

@@ -378,15 +378,15 @@ static void an_operators_drain_can_be_taken_back(void **state)
     (void)state;
     start(&w);
     client = ds4_rig_client(&w.rig, 1, 30, 5);
-    assert_int_equal(ds4_cluster_rest(w.cluster, true, &err), 0);
+    assert_int_equal(ds4_cluster_rest(w.cluster, true, w.rig.now_ns, &err), 0);
     assert_int_equal(look(&w)->state, DS4_CLUSTER_DRAINING);
     assert_false(ds4_cluster_is_ready(w.cluster, w.rig.now_ns));
     assert_int_equal(ds4_rig_submit(client, &reason, &err), -1);
     assert_int_equal(reason, DS4_REASON_DRAINING);
-    assert_int_equal(ds4_cluster_rest(w.cluster, false, &err), 0);
+    assert_int_equal(ds4_cluster_rest(w.cluster, false, w.rig.now_ns, &err), 0);
     assert_true(look(&w)->ready);
     ds4_cluster_drain(w.cluster);
-    assert_int_equal(ds4_cluster_rest(w.cluster, false, &err), -1);
+    assert_int_equal(ds4_cluster_rest(w.cluster, false, w.rig.now_ns, &err), -1);
     assert_int_equal(look(&w)->state, DS4_CLUSTER_DRAINING);
     ds4_rig_client_free(client);
     end(&w);

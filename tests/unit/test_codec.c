@@ -710,6 +710,20 @@ static void pick_hello(struct fixture *f, struct ds4_hello *hello)
     pick_text(f, hello->host, sizeof(hello->host));
 }
 
+static void pick_step_times(struct fixture *f, struct ds4_health *health)
+{
+    health->wait_send_seconds = pick_real(f, 0, 1e6F);
+    for (int k = 0; k < DS4_N_TIMED; k++) {
+        health->step_time[k].seconds = pick_real(f, 0, 1e6F);
+        for (int b = 0; b < DS4_STEP_BUCKETS; b++)
+            health->step_time[k].bucket[b] = next(f);
+    }
+    health->sent_bytes = next(f);
+    health->received_bytes = next(f);
+    health->cpu_seconds = pick_real(f, 0, 1e6F);
+    health->started_unix_s = (int64_t)(next(f) >> 1);
+}
+
 static void random_small_messages_come_back_equal(void **state)
 {
     struct fixture *f = *state;
@@ -765,6 +779,7 @@ static void random_small_messages_come_back_equal(void **state)
         health.wait_recv_seconds = pick_real(f, 0, 1e6F);
         health.wait_token_seconds = pick_real(f, 0, 1e6F);
         health.wait_command_seconds = pick_real(f, 0, 1e6F);
+        pick_step_times(f, &health);
         health.nonfinite_rows = next(f);
         health.rss_bytes = next(f);
         health.weights_bytes = next(f);
@@ -915,6 +930,9 @@ static void each_small_message_field_out_of_range_is_refused(void **state)
     EACH_REFUSED(ds4_health, health, ds4_check_health, state, (enum ds4_worker_state)7);
     EACH_REFUSED(ds4_health, health, ds4_check_health, step_no, -2);
     EACH_REFUSED(ds4_health, health, ds4_check_health, step_age_ms, -1);
+    EACH_REFUSED(ds4_health, health, ds4_check_health, wait_send_seconds, -1.0);
+    EACH_REFUSED(ds4_health, health, ds4_check_health, cpu_seconds, -1.0);
+    EACH_REFUSED(ds4_health, health, ds4_check_health, started_unix_s, -1);
     EACH_REFUSED(ds4_health, health, ds4_check_health, loaded_bytes, -1);
     EACH_REFUSED(ds4_health, health, ds4_check_health, total_bytes, -1);
     EACH_REFUSED(ds4_health, health, ds4_check_health, busy_seconds, NAN);

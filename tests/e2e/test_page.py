@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""The status page and its data, without a browser (`make check-page` has one)."""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+import e2e  # noqa: E402
+
+CHAT = "/v1/chat/completions"
+STORY = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "temperature": 0,
+         "stream": True, "max_tokens": 250, "min_tokens": 250}
+
+
+class Page(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.rig = e2e.rig(stages=2)
+        cls.rig.start()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.rig.stop()
+
+    def stats(self):
+        status, headers, data = self.rig.request("GET", "/v1/stats")
+        self.assertEqual((status, headers["cache-control"]), (200, "no-store"))
+        return json.loads(data)
+
+    def page(self, **headers):
+        status, answer_headers, data = self.rig.request("GET", "/", headers=headers)
+        self.assertEqual(status, 200)
+        return answer_headers, data.decode("utf-8")
+
+    def test_the_page_is_one_file_that_asks_no_other_host(self):
+        headers, text = self.page(accept="text/html,*/*;q=0.8")
+        self.assertEqual(headers["content-type"], "text/html; charset=utf-8")
+        self.assertLess(len(text), 100000)
+        self.assertNotRegex(text, r"(src|href)\s*=\s*[\"']?(https?:|//)")
+        self.assertEqual(set(re.findall(r"https?://[^\s'\"`)]*", text)), {"http://www.w3.org/2000/svg"})
+        self.assertNotRegex(text, r"<link[^>]*stylesheet|<script[^>]*src|@import|innerHTML")
+        self.assertNotRegex(text, r"<[^>]*\s(style|on[a-z]+)=")  # the policy would refuse them
+
+    def test_the_policy_allows_exactly_what_is_on_the_page(self):
+        headers, text = self.page()
+        policy = headers["content-security-policy"]
+        for tag in ("style", "script"):
+            body = re.search("<%s>(.*?)</%s>" % (tag, tag), text, re.S).group(1)
+            digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+            self.assertIn("%s-src 'sha256-%s';" % (tag, digest), policy)
+        for rule in ("default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'",
+                     "base-uri 'none'", "form-action 'none'"):
+            self.assertIn(rule, policy)
+        self.assertNotIn("unsafe", policy)
+        self.assertEqual(headers["x-content-type-options"], "nosniff")
+
+    def test_who_asks_for_json_gets_the_version(self):
+        headers, text = self.page(accept="application/json")
+        self.assertIn("version", json.loads(text))
+        status, headers, data = self.rig.request("HEAD", "/")
+        self.assertEqual((status, data), (200, b""))
+
+    def test_the_numbers_say_what_happens(self):
+        done = []
+        threads = [threading.Thread(target=lambda: done.append(list(self.rig.stream(CHAT, STORY))))
+                   for _ in range(2)]
+        before = self.stats()
+        for thread in threads:
+            thread.start()
+        seen = {"decoding": 0, "rate": 0.0, "live": 0}
+        while any(thread.is_alive() for thread in threads):
+            now = self.stats()
+            seen["decoding"] = max(seen["decoding"], now["decoding"])
+            seen["rate"] = max(seen["rate"], now["generated_tokens_per_second"])
+            seen["live"] = max(seen["live"], now["cache"]["live"])
+            time.sleep(0.1)
+        for thread in threads:
+            thread.join()
+        time.sleep(1.6)  # a heartbeat and a sample
+        after = self.stats()
+        self.assertEqual(seen["decoding"], 2)
+        self.assertGreater(seen["rate"], 1)
+        self.assertGreaterEqual(seen["live"], 2)
+        self.assertEqual(after["totals"]["completed"], before["totals"]["completed"] + 2)
+        self.assertEqual(after["totals"]["generated_tokens"],
+                         before["totals"]["generated_tokens"] + 500)
+        self.assertGreater(sum(after["history"]["generated_tokens_per_second"]), 100)
+        self.assertGreater(after["bubble_ratio"], 0)
+        self.assertLess(after["bubble_ratio"], 1)
+        cache = after["cache"]
+        self.assertEqual(cache["free"] + cache["promised"] + cache["live"] + cache["cached"],
+                         cache["total"])
+        layer = 0
+        for number, stage in enumerate(after["stages"]):
+            self.assertEqual((stage["stage"], stage["state"]), (number, "ready"))
+            self.assertEqual(stage["first_layer"], layer)
+            layer = stage["last_layer"] + 1
+            for key in ("weights_bytes", "cache_bytes", "resident_bytes", "steps",
+                        "decode_step_seconds", "busy_ratio"):
+                self.assertGreater(stage[key], 0, key)
+            self.assertLessEqual(stage["busy_ratio"], 1)
+        self.assertEqual(layer, after["stages"][0]["layers"])
+        self.assertGreater(after["stages"][0]["sent_bytes_per_second"], 0)
+
+    def test_a_stage_that_died_is_down_within_three_seconds_and_an_event(self):
+        self.rig.kill_worker(1)
+        begin = time.monotonic()
+        while self.stats()["stages"][1]["state"] != "down":
+            self.assertLess(time.monotonic() - begin, 3)
+            time.sleep(0.02)
+        now = self.stats()
+        self.assertEqual((now["state"], now["ready"]), ("recovering", False))
+        self.assertTrue(now["events"][0]["bad"])
+        self.rig.start_worker(1)
+        self.rig.wait_ready(30)
+        now = self.stats()
+        self.assertEqual([stage["state"] for stage in now["stages"]], ["ready", "ready"])
+        self.assertEqual(now["stages"][1]["restarts"], 1)
+        self.assertEqual(now["events"][0]["text"], "2 stages formed the pipeline")
+
+
+class Locked(unittest.TestCase):
+    def test_the_page_is_open_and_its_data_is_not(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
+            keys.write("sk-right\n")
+            keys.flush()
+            rig = e2e.rig(stages=1, settings={"http": {"keys_file": keys.name}})
+            try:
+                rig.start()
+                self.assertEqual(rig.request("GET", "/")[0], 200)
+                self.assertEqual(rig.request("GET", "/v1/stats")[0], 401)
+                self.assertEqual(rig.request("POST", "/admin/drain", b"")[0], 401)
+                headers = {"authorization": "Bearer sk-right"}
+                self.assertEqual(rig.request("GET", "/v1/stats", headers=headers)[0], 200)
+                self.assertEqual(rig.request("POST", "/admin/drain", b"", headers)[0], 202)
+            finally:
+                rig.stop()
+
+
+if __name__ == "__main__":
+    e2e.main()
