@@ -107,6 +107,7 @@ struct ds4_config {
         unsigned int quant_sim; /* enum ds4_auto_switch */
         int32_t blocks;
         int32_t hot_window;
+        int32_t host_mb;
     } kv;
     struct {
         unsigned int

@@ -121,6 +121,8 @@ const struct ds4_setting ds4_settings[] = {
         "round the cache as the checkpoint was trained; auto = on for real checkpoints"),
     NUM(kv, blocks, "0", 0, INT32_MAX, "", "cache blocks on the device; 0 = as many as fit"),
     NUM(kv, hot_window, "120", 1, 128, "tokens", "a sequence can be cut back so far in place"),
+    NUM(kv, host_mb, "8192", 0, 16777216, "MiB",
+        "host memory of all stages together for states to go back to; at most half of a host's"),
 
     ROW_AT(think, "default", default_effort, "high", 0, 0, "off|low|high|max", "",
            "reasoning effort of a request that names none", true),

@@ -23,9 +23,11 @@
     X(CUDA_STICKY_ERROR, "cuda_sticky_error") /* the device faults: exit 70 */                     \
     X(NCCL_PEER_EXIT, "nccl_peer_exit")       /* the process is killed before it sends */          \
     X(NCCL_HANG, "nccl_hang")                 /* a step's rows or record are never sent */         \
-    X(STEP_MSG_DROP, "step_msg_drop")         /* a step never arrives: exit 72 at the next */      \
-    X(STEP_MSG_DUP, "step_msg_dup")           /* a step arrives twice: exit 72 */                  \
-    X(STALE_EPOCH_MSG, "stale_epoch_msg")     /* a step of another generation: dropped, counted */
+    X(HOST_ANCHOR_ALLOC_FAIL, "host_anchor_alloc_fail") /* a point finds no memory */              \
+    X(INSTALL_COPY_FAIL, "install_copy_fail")           /* a point does not reach the rings */     \
+    X(STEP_MSG_DROP, "step_msg_drop")     /* a step never arrives: exit 72 at the next */          \
+    X(STEP_MSG_DUP, "step_msg_dup")       /* a step arrives twice: exit 72 */                      \
+    X(STALE_EPOCH_MSG, "stale_epoch_msg") /* a step of another generation: dropped, counted */
 
 enum ds4_fault_point {
 #define DS4_FAULT_ENUM(name, text) DS4_FAULT_##name,

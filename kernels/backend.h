@@ -341,6 +341,18 @@ struct ds4_backend {
     void (*upload)(struct ds4_device *dev, void *dst, const void *host_src, size_t bytes);
     void (*download)(struct ds4_device *dev, void *host_dst, const void *src, size_t bytes);
     void (*sync)(struct ds4_device *dev);
+
+    /* Sequence state in host memory.  alloc_host: start-up only; page-aligned memory that fetch and upload
+     * copy to and from without the processor (pinned on cuda; untouched pages cost nothing on cpu).
+     * Contents undefined.  NULL with DS4_E_NOMEM.  free_host takes it back. */
+    void *(*alloc_host)(struct ds4_device *dev, size_t bytes, const char *what,
+                        struct ds4_err *err);
+    void (*free_host)(struct ds4_device *dev, void *data, size_t bytes);
+    /* Queued download into memory of alloc_host, readable after the next sync(). */
+    void (*fetch)(struct ds4_device *dev, void *host_dst, const void *src, size_t bytes);
+    /* Queued copy on the device of n_row rows of row_bytes; row r is at r * pitch on either side. */
+    void (*copy_rows)(struct ds4_device *dev, void *dst, size_t dst_pitch, const void *src,
+                      size_t src_pitch, size_t row_bytes, int32_t n_row);
     /* Start-up only: blocks [0, n_block) of a synthetic tensor to dst, the same bytes on every device. */
     void (*synth)(struct ds4_device *dev, const struct ds4_synth_recipe *recipe, uint64_t n_block,
                   void *dst);

@@ -431,6 +431,9 @@ static void take_generation_event(struct control *c, const struct ds4_loop_event
     case DS4_LOOP_TOKENS:
         send_frame(c, DS4_FRAME_TOKENS, c->generation, ds4_buf_view(&event->payload));
         break;
+    case DS4_LOOP_STEP_DONE:
+        send_frame(c, DS4_FRAME_STEP_DONE, c->generation, ds4_buf_view(&event->payload));
+        break;
     default: /* DS4_LOOP_IDLE */
         c->gate.generation = 0;
         c->generation = 0;

@@ -7,7 +7,8 @@
  * give (upstream llama.cpp #25452, #25588).  The proof needs three facts kept here: slot of p is
  * p % cap, hi never falls, install_pos bounds the history.
  *
- * Invariant: for every slot in use 0 <= install_pos <= pos <= hi and every table entry is < n_block. */
+ * Invariant: for every slot in use 0 <= install_pos <= pos <= hi and every table entry is < n_block;
+ * users[b] is the number of table entries that are b. */
 #include "worker/kv_cache.h"
 
 #include <inttypes.h>
@@ -55,8 +56,7 @@ static struct ds4_pages pages_of(const struct ds4_kv_shape *shape, int32_t ratio
     return pages;
 }
 
-/* Geometry of one layer, without memory: members the layer does not have stay zero. */
-static struct ds4_kv_layer layer_of(const struct ds4_kv_shape *shape, int32_t l)
+struct ds4_kv_layer ds4_kv_layer_geometry(const struct ds4_kv_shape *shape, int32_t l)
 {
     const struct ds4_kv_layer_shape *ls = &shape->layer[l];
     struct ds4_kv_layer layer = {0};
@@ -99,7 +99,7 @@ size_t ds4_kv_rings_bytes(const struct ds4_kv_shape *shape)
     size_t bytes = 0;
 
     for (int32_t l = 0; l < shape->n_layer; l++) {
-        struct ds4_kv_layer layer = layer_of(shape, l);
+        struct ds4_kv_layer layer = ds4_kv_layer_geometry(shape, l);
 
         bytes += ring_bytes(&layer.window);
         bytes += ring_bytes(&layer.comp_k) + ring_bytes(&layer.comp_g);
@@ -113,7 +113,7 @@ size_t ds4_kv_pages_bytes(const struct ds4_kv_shape *shape)
     size_t bytes = 0;
 
     for (int32_t l = 0; l < shape->n_layer; l++) {
-        struct ds4_kv_layer layer = layer_of(shape, l);
+        struct ds4_kv_layer layer = ds4_kv_layer_geometry(shape, l);
 
         bytes += pages_bytes(&layer.rows) + pages_bytes(&layer.index_rows);
     }
@@ -125,7 +125,7 @@ size_t ds4_kv_block_bytes(const struct ds4_kv_shape *shape)
     size_t bytes = 0;
 
     for (int32_t l = 0; l < shape->n_layer; l++) {
-        struct ds4_kv_layer layer = layer_of(shape, l);
+        struct ds4_kv_layer layer = ds4_kv_layer_geometry(shape, l);
 
         bytes += pages_block_bytes(&layer.rows) + pages_block_bytes(&layer.index_rows);
     }
@@ -178,14 +178,15 @@ int ds4_kv_init(struct ds4_kv *kv, const struct ds4_kv_shape *shape, void *rings
     kv->layer = calloc((size_t)shape->n_layer, sizeof(*kv->layer));
     kv->slot = calloc((size_t)shape->n_slot, sizeof(*kv->slot));
     kv->tables = calloc((size_t)shape->n_slot * (size_t)shape->table_blocks, sizeof(*kv->tables));
-    if (kv->layer == NULL || kv->slot == NULL || kv->tables == NULL) {
+    kv->users = calloc(shape->n_block > 0 ? (size_t)shape->n_block : 1, sizeof(*kv->users));
+    if (kv->layer == NULL || kv->slot == NULL || kv->tables == NULL || kv->users == NULL) {
         ds4_kv_deinit(kv);
         return ds4_fail(err, DS4_E_NOMEM, "no memory for block tables of %d slots", shape->n_slot);
     }
     for (int32_t l = 0; l < shape->n_layer; l++) {
         struct ds4_kv_layer *layer = &kv->layer[l];
 
-        *layer = layer_of(shape, l);
+        *layer = ds4_kv_layer_geometry(shape, l);
         carve_ring(&layer->window, &ring_at);
         if (shape->layer[l].ratio > 0) {
             carve_ring(&layer->comp_k, &ring_at);
@@ -206,16 +207,27 @@ int ds4_kv_init(struct ds4_kv *kv, const struct ds4_kv_shape *shape, void *rings
 
 void ds4_kv_deinit(struct ds4_kv *kv)
 {
+    free(kv->users);
     free(kv->tables);
     free(kv->slot);
     free(kv->layer);
     memset(kv, 0, sizeof(*kv));
 }
 
-static void clear_slot(struct ds4_kv_slot *slot)
+/* The table ends at n_block: blocks behind are no longer used through it. */
+static void cut_table(struct ds4_kv *kv, struct ds4_kv_slot *slot, int32_t n_block)
+{
+    for (int32_t b = n_block; b < slot->n_block; b++)
+        kv->users[slot->block[b]]--;
+    if (n_block < slot->n_block)
+        slot->n_block = n_block;
+}
+
+static void clear_slot(struct ds4_kv *kv, struct ds4_kv_slot *slot)
 {
     int32_t *block = slot->block;
 
+    cut_table(kv, slot, 0);
     memset(slot, 0, sizeof(*slot));
     slot->block = block;
 }
@@ -225,7 +237,7 @@ void ds4_kv_reset(struct ds4_kv *kv, int32_t n_slot, int32_t n_block)
     kv->n_slot = n_slot;
     kv->n_block = n_block;
     for (int32_t s = 0; s < kv->shape.n_slot; s++)
-        clear_slot(&kv->slot[s]);
+        clear_slot(kv, &kv->slot[s]);
 }
 
 int ds4_kv_open(struct ds4_kv *kv, int32_t slot, uint64_t seq, uint32_t epoch, struct ds4_err *err)
@@ -242,7 +254,8 @@ int ds4_kv_open(struct ds4_kv *kv, int32_t slot, uint64_t seq, uint32_t epoch, s
     s->in_use = true;
     s->seq = seq;
     s->epoch = epoch;
-    s->n_block = 0; /* the new owner's lease brings its own table */
+    s->fresh = true;
+    cut_table(kv, s, 0); /* the new owner's lease brings its own table */
     return 0;
 }
 
@@ -250,7 +263,7 @@ int ds4_kv_close(struct ds4_kv *kv, int32_t slot, struct ds4_err *err)
 {
     if (slot < 0 || slot >= kv->n_slot || !kv->slot[slot].in_use)
         return ds4_fail(err, DS4_E_PROTOCOL, "close of slot %d, which is not in use", slot);
-    clear_slot(&kv->slot[slot]);
+    clear_slot(kv, &kv->slot[slot]);
     return 0;
 }
 
@@ -274,6 +287,21 @@ struct ds4_kv_slot *ds4_kv_find(struct ds4_kv *kv, const struct ds4_kv_lease *le
     return slot;
 }
 
+int ds4_kv_install(struct ds4_kv_slot *slot, int32_t pos, struct ds4_err *err)
+{
+    if (!slot->fresh)
+        return ds4_fail(err, DS4_E_PROTOCOL,
+                        "install at %d into a slot of sequence %" PRIu64 " that has run", pos,
+                        slot->seq);
+    slot->pos = slot->hi = slot->install_pos = pos;
+    return 0;
+}
+
+bool ds4_kv_reaches(const struct ds4_kv *kv, const struct ds4_kv_slot *slot, int32_t m)
+{
+    return m >= slot->install_pos && m <= slot->pos && slot->hi - m <= kv->shape.hot_tok;
+}
+
 int ds4_kv_truncate(struct ds4_kv *kv, struct ds4_kv_slot *slot, int32_t m, struct ds4_err *err)
 {
     if (m == 0) {
@@ -283,7 +311,7 @@ int ds4_kv_truncate(struct ds4_kv *kv, struct ds4_kv_slot *slot, int32_t m, stru
     if (m < 0 || m > slot->pos)
         return ds4_fail(err, DS4_E_PROTOCOL, "base position %d, the sequence is at %d", m,
                         slot->pos);
-    if (m < slot->install_pos || slot->hi - m > kv->shape.hot_tok)
+    if (!ds4_kv_reaches(kv, slot, m))
         return ds4_fail(err, DS4_E_PROTOCOL,
                         "cannot truncate to %d: highest written %d, installed at %d, hot window %d",
                         m, slot->hi, slot->install_pos, kv->shape.hot_tok);
@@ -302,14 +330,28 @@ static int take_table(struct ds4_kv *kv, struct ds4_kv_slot *slot, const struct 
             err, DS4_E_PROTOCOL,
             "block table of slot %d: %d ids from index %d, the table has %d of at most %d",
             lease->slot, lease->n_block, lease->first_block, slot->n_block, kv->shape.table_blocks);
+    cut_table(kv, slot, lease->first_block);
     for (int32_t b = 0; b < lease->n_block; b++) {
         if (lease->block[b] < 0 || lease->block[b] >= kv->n_block)
             return ds4_fail(err, DS4_E_PROTOCOL,
                             "block id %d in the table of slot %d, there are %d", lease->block[b],
                             lease->slot, kv->n_block);
-        slot->block[lease->first_block + b] = lease->block[b];
+        kv->users[lease->block[b]]++;
+        slot->block[slot->n_block++] = lease->block[b];
     }
-    slot->n_block = lease->first_block + lease->n_block;
+    return 0;
+}
+
+static int check_unshared(const struct ds4_kv *kv, const struct ds4_kv_slot *slot, int32_t base_pos,
+                          int32_t n_tok, struct ds4_err *err)
+{
+    for (int32_t b = base_pos / DS4_BLOCK_TOK; b <= (base_pos + n_tok - 1) / DS4_BLOCK_TOK; b++)
+        if (kv->users[slot->block[b]] > 1)
+            return ds4_fail(err, DS4_E_PROTOCOL,
+                            "rows [%d, %d + %d) of sequence %" PRIu64
+                            " would change block %d, which %d tables name",
+                            base_pos, base_pos, n_tok, slot->seq, slot->block[b],
+                            kv->users[slot->block[b]]);
     return 0;
 }
 
@@ -328,6 +370,9 @@ int ds4_kv_append(struct ds4_kv *kv, const struct ds4_kv_lease *lease, int32_t b
                         base_pos, base_pos, n_tok, lease->slot, lease->cap_tok);
     if (base_pos != slot->pos && ds4_kv_truncate(kv, slot, base_pos, err) != 0)
         return -1;
+    if (check_unshared(kv, slot, base_pos, n_tok, err) != 0)
+        return -1;
+    slot->fresh = false;
     slot->pos = base_pos + n_tok;
     if (slot->hi < slot->pos)
         slot->hi = slot->pos;

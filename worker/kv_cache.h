@@ -66,6 +66,7 @@ struct ds4_kv_slot {
     int32_t pos;         /* tokens whose state exists */
     int32_t hi;          /* one past the highest position written since install_pos */
     int32_t install_pos; /* where the rings' history begins; 0 = cold start */
+    bool fresh;          /* opened, no entry since: a point may be installed */
     int32_t n_block;
     int32_t *block; /* [table_blocks] */
 };
@@ -87,12 +88,16 @@ struct ds4_kv {
     struct ds4_kv_layer *layer; /* [n_layer], owned */
     struct ds4_kv_slot *slot;   /* [shape.n_slot], owned */
     int32_t *tables;            /* [n_slot, table_blocks], owned */
+    int32_t *users;             /* [n_block] entries of tables that name the block, owned */
     int32_t n_slot;             /* of the generation, <= shape.n_slot */
     int32_t n_block;            /* of the generation, <= shape.n_block */
 };
 
 /* DS4_E_INVALID if a ratio does not divide DS4_BLOCK_TOK or a row format does not fit the widths. */
 int ds4_kv_check_shape(const struct ds4_kv_shape *shape, struct ds4_err *err) DS4_MUST_CHECK;
+
+/* Geometry of one layer, without memory: members the layer does not have stay zero. */
+struct ds4_kv_layer ds4_kv_layer_geometry(const struct ds4_kv_shape *shape, int32_t layer);
 
 /* Device bytes of all rings and of all pages; of one block over all layers. */
 size_t ds4_kv_rings_bytes(const struct ds4_kv_shape *shape);
@@ -119,6 +124,14 @@ int ds4_kv_close(struct ds4_kv *kv, int32_t slot, struct ds4_err *err) DS4_MUST_
 struct ds4_kv_slot *ds4_kv_find(struct ds4_kv *kv, const struct ds4_kv_lease *lease,
                                 struct ds4_err *err);
 
+/* A slot that was opened and has seen no entry since stands at `pos`: its rings were filled for it
+ * (worker/kv_point.h).  DS4_E_PROTOCOL if it has seen one. */
+int ds4_kv_install(struct ds4_kv_slot *slot, int32_t pos, struct ds4_err *err) DS4_MUST_CHECK;
+
+/* True if the rings still hold what the next token at m needs: install_pos <= m <= pos and hi - m <= hot
+ * window.  Invariant I8; truncation, and saving a point, ask for nothing else. */
+bool ds4_kv_reaches(const struct ds4_kv *kv, const struct ds4_kv_slot *slot, int32_t m);
+
 /* Makes the state that of m processed tokens.  Legal for m = 0, and for install_pos <= m <= pos with
  * hi - m <= hot_tok; DS4_E_PROTOCOL otherwise. */
 int ds4_kv_truncate(struct ds4_kv *kv, struct ds4_kv_slot *slot, int32_t m,
@@ -127,6 +140,7 @@ int ds4_kv_truncate(struct ds4_kv *kv, struct ds4_kv_slot *slot, int32_t m,
 /* Takes the block table of the lease, truncates to base_pos, checks that rows [base_pos, base_pos +
  * n_tok) lie below cap_tok and cap_tok within the table, and advances the sequence.  Fills what
  * kernels may write: *entry, all members but first_row; it borrows the slot's table.
+ * A block that another table names as well is not written (invariant I5: the router copies first).
  * DS4_E_PROTOCOL names what is wrong; the slot is then undefined. */
 int ds4_kv_append(struct ds4_kv *kv, const struct ds4_kv_lease *lease, int32_t base_pos,
                   int32_t n_tok, struct ds4_batch_entry *entry, struct ds4_err *err) DS4_MUST_CHECK;

@@ -558,6 +558,30 @@ static int expect_next(struct ds4_loop *loop, const struct ds4_step *step, struc
     return loop->config.pipe->expect(loop->pipe, step->step_no + 1, n_row, err);
 }
 
+/* Every stage but the last acknowledges the step; the last one has by its tokens.  After the results are
+ * on their way: nobody waits for a copy of this stage. */
+static int finish_step(struct ds4_loop *loop, const struct ds4_step *step, struct ds4_err *err)
+{
+    struct ds4_loop_event event = {.kind = DS4_LOOP_STEP_DONE, .generation = loop->generation};
+    struct ds4_step_done done;
+
+    enter(loop, DS4_PHASE_COMPUTE);
+    if (ds4_stage_finish(own_stage(loop), step, &done, err)) {
+        if (err->code == DS4_E_PROTOCOL)
+            ds4_fatal_leave(DS4_EXIT_PROTOCOL, "%s", err->msg);
+        return -1;
+    }
+    if (ds4_stage_is_last(own_stage(loop)))
+        return 0;
+    ds4_buf_init(&event.payload, DS4_MAX_FRAME_BYTES);
+    if (ds4_codec_encode_step_done(&done, &event.payload, err)) {
+        ds4_buf_deinit(&event.payload);
+        return -1;
+    }
+    put_event(loop, &event);
+    return 0;
+}
+
 static bool has_prefill(const struct ds4_step *step)
 {
     for (int32_t i = 0; i < step->n_entry; i++)
@@ -598,7 +622,9 @@ static int execute(struct ds4_loop *loop, const struct ds4_step *step, struct ds
     if (ds4_stage_forward(own_stage(loop), step, NULL, last ? &loop->record : NULL,
                           last ? &out : NULL, err))
         return -1;
-    return send_results(loop, step, &out, err);
+    if (send_results(loop, step, &out, err))
+        return -1;
+    return finish_step(loop, step, err);
 }
 
 /* Nothing is posted.  Then the device's work is waited for, as part of the step: a device that hangs or

@@ -47,6 +47,7 @@ enum ds4_loop_event_kind {
     DS4_LOOP_FORMED,      /* generation */
     DS4_LOOP_FORM_FAILED, /* generation, err */
     DS4_LOOP_TOKENS,      /* generation, payload: an encoded ds4_tokens_out */
+    DS4_LOOP_STEP_DONE,   /* generation, payload: an encoded ds4_step_done */
     DS4_LOOP_IDLE,        /* generation that ended, err says why */
     DS4_LOOP_STOPPED      /* the thread is done */
 };

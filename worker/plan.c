@@ -10,6 +10,7 @@
 
 #include "common/log.h"
 #include "proto/message.h"
+#include "worker/kv_point.h"
 #include "worker/sampler.h"
 
 #include <inttypes.h>
@@ -144,8 +145,8 @@ static void size_fixed(struct ds4_plan *plan, const struct ds4_plan_request *rq,
 
 static size_t fixed_bytes(const struct ds4_plan *plan)
 {
-    return plan->weights_bytes + plan->mapped_bytes + plan->rings_bytes + plan->steps_bytes +
-           plan->scratch_bytes + plan->pipe_bytes + plan->spare_bytes;
+    return plan->weights_bytes + plan->mapped_bytes + plan->rings_bytes + plan->points_bytes +
+           plan->steps_bytes + plan->scratch_bytes + plan->pipe_bytes + plan->spare_bytes;
 }
 
 size_t ds4_plan_row_bytes(const struct ds4_model_shape *model, enum ds4_dtype stream)
@@ -263,6 +264,21 @@ static void set_shape(struct ds4_plan *plan, const struct ds4_plan_request *rq)
                                      .n_slot = rq->max_seqs + DS4_PLAN_SPARE_SLOTS};
 }
 
+/* Host memory for points and stagings, and the device area they are gathered in. */
+static int size_points(struct ds4_plan *plan, int64_t host_budget, struct ds4_err *err)
+{
+    struct ds4_point_shape point;
+    int64_t n_unit;
+
+    if (ds4_kv_point_shape(&plan->kv, &point, err) != 0)
+        return -1;
+    plan->unit_bytes = (size_t)ds4_kv_unit_bytes(&point);
+    n_unit = host_budget / (int64_t)plan->unit_bytes;
+    plan->n_unit = n_unit > INT32_MAX / 2 ? INT32_MAX / 2 : (int32_t)n_unit;
+    plan->points_bytes = plan->n_unit > 0 ? ds4_kv_store_area_bytes(&plan->kv) : 0;
+    return 0;
+}
+
 /* The longest context of whole blocks that fits, or -1. */
 static int shrink_context(struct ds4_plan *plan, const struct ds4_plan_request *rq,
                           struct ds4_err *err)
@@ -301,6 +317,7 @@ void ds4_plan_request_of(const struct ds4_stage_config *config, const struct ds4
         .max_step_tok = config->max_step_tok,
         .n_blocks = config->n_blocks,
         .hot_tok = config->hot_window_tok,
+        .host_budget = config->host_bytes,
         .own_memory = own_memory,
     };
 }
@@ -315,7 +332,7 @@ int ds4_plan_make(struct ds4_plan *plan, const struct ds4_plan_request *request,
     if (check_request(rq, err) != 0)
         return -1;
     set_shape(plan, rq);
-    if (ds4_kv_check_shape(&plan->kv, err) != 0)
+    if (ds4_kv_check_shape(&plan->kv, err) != 0 || size_points(plan, rq->host_budget, err) != 0)
         return -1;
     size_fixed(plan, rq, rq->context_tok > 0 ? rq->context_tok : rq->model->context_tok);
     if (rq->context_tok == 0 && shrink_context(plan, rq, err) != 0)
@@ -357,6 +374,7 @@ void ds4_plan_log(const struct ds4_plan *plan)
     log_line("weights_mapped", plan->mapped_bytes, "where=page_cache");
     log_line("cache_blocks", plan->pages_bytes, "");
     log_line("cache_rings", plan->rings_bytes, "");
+    log_line("cache_points", plan->points_bytes, "");
     log_line("step_buffers", plan->steps_bytes, "");
     log_line("scratch", plan->scratch_bytes, "");
     log_line("pipe", plan->pipe_bytes, "");
@@ -364,4 +382,5 @@ void ds4_plan_log(const struct ds4_plan *plan)
     log_line("total", ds4_plan_total(plan), "");
     log_line("free", plan->free_bytes, "");
     log_line("host", plan->host_bytes, "where=host");
+    log_line("host_points", (size_t)plan->n_unit * plan->unit_bytes, "where=host");
 }

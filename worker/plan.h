@@ -62,6 +62,7 @@ struct ds4_plan_request {
     int32_t max_step_tok;
     int32_t n_blocks; /* 0: what fits, at most what all running sequences can use */
     int32_t hot_tok;
+    int64_t host_budget; /* host bytes for points and stagings */
     size_t weights_device_bytes;
     size_t weights_mapped_bytes;
     size_t pipe_bytes;  /* what the pipe between stages needs on the device */
@@ -88,11 +89,14 @@ struct ds4_plan {
     size_t mapped_bytes;  /* weights used in place, in the page cache */
     size_t rings_bytes;
     size_t pages_bytes;
+    size_t points_bytes; /* device area where points are gathered; 0 without host memory for them */
     size_t steps_bytes;
     size_t scratch_bytes;
     size_t pipe_bytes;
     size_t spare_bytes; /* left alone */
     size_t host_bytes;  /* tables, histories, logits on the host */
+    size_t unit_bytes;  /* of host memory for points and stagings ... */
+    int32_t n_unit;     /* ... and how many */
     size_t free_bytes;
 };
 

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #define MIN_INFLIGHT  2 /* one step runs while the next waits */
 #define PIPE_SLACK_MS 10000
@@ -93,6 +94,16 @@ static int fill_card(const struct ds4_config *config, int32_t stage, struct ds4_
     return 0;
 }
 
+/* This stage's part of kv.host_mb.  Several stages may run on this host, so each takes no more than its
+ * part of half the host's memory. */
+static int64_t host_share(int32_t host_mb, int32_t n_stage)
+{
+    int64_t half = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) / 2;
+    int64_t bytes = (int64_t)host_mb << 20;
+
+    return (bytes < half ? bytes : half) / n_stage;
+}
+
 static int fill_stage(const struct ds4_config *config, int32_t stage, int32_t n_stage,
                       struct ds4_stage_config *out, struct ds4_err *err)
 {
@@ -116,6 +127,7 @@ static int fill_stage(const struct ds4_config *config, int32_t stage, int32_t n_
         .max_step_tok = smaller(config->sched.chunk_tok, DS4_MAX_STEP_TOK - max_seqs) + max_seqs,
         .n_blocks = config->kv.blocks,
         .hot_window_tok = config->kv.hot_window,
+        .host_bytes = host_share(config->kv.host_mb, n_stage),
     };
     return fill_card(config, stage, out, err);
 }

@@ -11,6 +11,7 @@
 #include "worker/stage.h"
 
 #include "common/clock.h"
+#include "proto/point.h"
 #include "worker/embed_head.h"
 #include "worker/layer.h"
 #include "worker/stage_state.h"
@@ -85,7 +86,14 @@ int ds4_stage_form(struct ds4_stage *st, const struct ds4_form *form, struct ds4
         return ds4_fail(err, DS4_E_PROTOCOL, "a context of %d tokens, planned for %d",
                         form->context_tok, plan->context_tok);
 
+    if (form->host_bytes > (int64_t)plan->n_unit * (int64_t)plan->unit_bytes)
+        return ds4_fail(err, DS4_E_PROTOCOL,
+                        "%" PRId64 " bytes of host memory, this stage has %d units of %zu",
+                        form->host_bytes, plan->n_unit, plan->unit_bytes);
+
     ds4_kv_reset(&st->kv, form->n_slots, form->n_blocks);
+    ds4_kv_store_reset(&st->store, form->host_bytes);
+    st->unfinished = false;
     for (int32_t s = 0; s < plan->kv.n_slot; s++)
         st->given[s] = nothing_given;
     st->generation = form->generation;
@@ -160,6 +168,8 @@ static int check_step(const struct ds4_stage *st, const struct ds4_step *step, s
         step->n_tok > st->max_step_tok)
         return ds4_fail(err, DS4_E_PROTOCOL, "%d entries and %d rows, formed for %d and %d",
                         step->n_entry, step->n_tok, st->max_seqs, st->max_step_tok);
+    if (st->unfinished)
+        return ds4_fail(err, DS4_E_BUG, "the step before was not finished");
     return 0;
 }
 
@@ -276,6 +286,8 @@ int ds4_stage_begin(struct ds4_stage *st, const struct ds4_step *step, struct ds
     st->batch.n_entry = step->n_entry;
     if (result == 0)
         result = open_and_close(st, step, err);
+    if (result == 0)
+        result = ds4_stage_run_ops(st, step, err);
     for (int32_t e = 0; result == 0 && e < step->n_entry; e++)
         if (begin_entry(st, step, e, err) != 0)
             result = ds4_err_wrap(err, "entry %d of sequence %" PRIu64, e, step->entry[e].seq);
@@ -371,6 +383,7 @@ int ds4_stage_forward(struct ds4_stage *st, const struct ds4_step *step, void *r
         return ds4_fail(err, DS4_E_BUG, "forward of step %" PRId64 ", which has not begun",
                         step->step_no);
     st->begun = false;
+    st->unfinished = true;
     if (st->batch.n_tok > 0) {
         read_spread(st, start_ns);
         st->backend->begin(st->dev, &st->batch);
@@ -399,4 +412,25 @@ int ds4_stage_forward(struct ds4_stage *st, const struct ds4_step *step, void *r
                                    .entry = st->out_entry,
                                    .compute_ns = ds4_clock_ns() - start_ns};
     return ds4_stage_note_record(st, record, err);
+}
+
+int ds4_stage_finish(struct ds4_stage *st, const struct ds4_step *step, struct ds4_step_done *done,
+                     struct ds4_err *err)
+{
+    uint32_t digest = 0;
+
+    if (!st->unfinished || step->step_no != st->next_step - 1)
+        return ds4_fail(err, DS4_E_BUG, "finish of step %" PRId64 ", which has not run",
+                        step->step_no);
+    st->unfinished = false;
+    for (int32_t e = 0; e < step->n_entry; e++)
+        digest = ds4_pos_digest(digest, step->entry[e].seq, step->entry[e].epoch,
+                                st->kv.slot[step->entry[e].slot].pos);
+    if (ds4_stage_save_points(st, step, err) != 0) {
+        st->generation = 0;
+        return ds4_err_wrap(err, "step %" PRId64, step->step_no);
+    }
+    if (done != NULL)
+        *done = (struct ds4_step_done){step->generation, step->step_no, digest};
+    return 0;
 }

@@ -11,6 +11,7 @@
  *     (stage > 0: pipe recv into ds4_stage_handoff)
  *     ds4_stage_forward                                   rows in, rows out, or tokens
  *     (not last: pipe send from there; last: pipe publish of the record)
+ *     ds4_stage_finish                                    points of the state after the step
  *
  * One thread at a time (the step thread) calls everything here; the exceptions say so.  An error of
  * begin or forward is fatal for the generation: the sequences' state is undefined until the next form.
@@ -62,6 +63,7 @@ struct ds4_stage_config {
     int32_t max_step_tok;      /* rows per step, <= DS4_MAX_STEP_TOK */
     int32_t n_blocks;          /* cache blocks; 0: as many as fit, at most what all slots can use */
     size_t memory_limit_bytes; /* the stage plans as if the device had no more; 0: all of it */
+    int64_t host_bytes;        /* host memory for points and stagings; 0: none */
     int32_t hot_window_tok;    /* tokens that can be taken back without a restart; 0: 120 */
     /* Whose device memory is part of the plan, for `depth` steps in flight; NULL: none. */
     const struct ds4_pipe_ops *pipe;
@@ -90,7 +92,8 @@ int ds4_stage_plan(const struct ds4_stage_config *config, struct ds4_plan *plan,
                    size_t *total_bytes, struct ds4_err *err) DS4_MUST_CHECK;
 
 /* What this stage can offer: stage, n_stage, layers, model_digest, max_blocks, max_slots, max_context,
- * backend, device.  Leaves the other members alone.  Any thread. */
+ * backend, device, hot_tok, host_bytes, unit_bytes, block_bytes, point.  Leaves the other members alone.
+ * Any thread. */
 void ds4_stage_hello(const struct ds4_stage *st, struct ds4_hello *hello);
 
 /* weights_bytes, kv_bytes, expert_steps, experts_touched, nonfinite_rows; leaves the other members alone.  Any thread. */
@@ -127,7 +130,8 @@ int ds4_stage_note_record(struct ds4_stage *st, const struct ds4_token_record *r
                           struct ds4_err *err) DS4_MUST_CHECK;
 
 /* Applies what the step says before any row runs, in this order: closes (the slot's rows are gone),
- * opens, then per entry the block table, the truncation to base_pos and the lease check.
+ * opens, operations on the sequence state (all but POINT_SAVE), then per entry the block table, the
+ * truncation to base_pos and the lease check.
  *
  * An open of a free slot starts at position 0.  An open of a slot in use binds it to the new sequence
  * and epoch and keeps its rows, so that the next turn of a conversation starts with base_pos at the
@@ -151,5 +155,11 @@ int ds4_stage_begin(struct ds4_stage *st, const struct ds4_step *step,
 int ds4_stage_forward(struct ds4_stage *st, const struct ds4_step *step, void *rows,
                       struct ds4_token_record *record, struct ds4_tokens_out *out,
                       struct ds4_err *err) DS4_MUST_CHECK;
+
+/* What the step says after its rows have run: saves points (queued behind the rows; nothing waits), and
+ * fills *done, which may be NULL.  After every forward, before the next begin; the rows and records of the
+ * step may have been sent before. */
+int ds4_stage_finish(struct ds4_stage *st, const struct ds4_step *step, struct ds4_step_done *done,
+                     struct ds4_err *err) DS4_MUST_CHECK;
 
 #endif

@@ -179,11 +179,13 @@ static int take_device(struct ds4_stage *st, size_t bytes, const char *what, voi
 static int alloc_device(struct ds4_stage *st, void **weights_area, struct ds4_err *err)
 {
     const struct ds4_plan *plan = &st->plan;
-    void *rings, *pages, *steps, *scratch;
+    void *rings, *pages, *points, *steps, *scratch;
+    size_t arena_bytes = (size_t)plan->n_unit * plan->unit_bytes;
 
     if (take_device(st, plan->weights_bytes, "weights", weights_area, err) != 0 ||
         take_device(st, plan->rings_bytes, "cache rings", &rings, err) != 0 ||
         take_device(st, plan->pages_bytes, "cache blocks", &pages, err) != 0 ||
+        take_device(st, plan->points_bytes, "cache points", &points, err) != 0 ||
         take_device(st, plan->steps_bytes, "step buffers", &steps, err) != 0 ||
         take_device(st, plan->scratch_bytes, "scratch", &scratch, err) != 0 ||
         take_device(st, plan->pipe_bytes, "pipe", &st->pipe_area, err) != 0)
@@ -191,7 +193,15 @@ static int alloc_device(struct ds4_stage *st, void **weights_area, struct ds4_er
     st->backend->set_scratch(st->dev, scratch, plan->scratch_bytes);
     ds4_step_buffers_carve(&st->buf, &st->model, plan->stream, plan->max_step_tok, plan->max_seqs,
                            st->last, steps);
-    return ds4_kv_init(&st->kv, &plan->kv, rings, pages, err);
+    if (ds4_kv_init(&st->kv, &plan->kv, rings, pages, err) != 0)
+        return -1;
+    if (arena_bytes > 0) {
+        st->host_arena = st->backend->alloc_host(st->dev, arena_bytes, "points", err);
+        if (st->host_arena == NULL)
+            return -1;
+    }
+    return ds4_kv_store_init(&st->store, st->backend, st->dev, &st->kv, points, st->host_arena,
+                             plan->n_unit, err);
 }
 
 static int alloc_host(struct ds4_stage *st, struct ds4_err *err)
@@ -274,6 +284,10 @@ void ds4_stage_free(struct ds4_stage *st)
     free(st->pos);
     free(st->token);
     free(st->given);
+    if (st->host_arena != NULL)
+        st->backend->free_host(st->dev, st->host_arena,
+                               (size_t)st->plan.n_unit * st->plan.unit_bytes);
+    ds4_kv_store_deinit(&st->store);
     ds4_kv_deinit(&st->kv);
     ds4_stage_weights_deinit(&st->weights);
     if (st->dev != NULL)
@@ -293,6 +307,11 @@ void ds4_stage_hello(const struct ds4_stage *st, struct ds4_hello *hello)
     hello->max_blocks = st->plan.kv.n_block;
     hello->max_slots = st->plan.kv.n_slot;
     hello->max_context = st->plan.context_tok;
+    hello->hot_tok = st->plan.kv.hot_tok;
+    hello->host_bytes = (int64_t)st->plan.n_unit * (int64_t)st->plan.unit_bytes;
+    hello->unit_bytes = (int32_t)st->plan.unit_bytes;
+    hello->block_bytes = (int64_t)ds4_kv_block_bytes(&st->plan.kv);
+    hello->point = st->store.shape;
     snprintf(hello->backend, sizeof(hello->backend), "%s", st->backend->name);
     snprintf(hello->device, sizeof(hello->device), "%s", st->backend->describe(st->dev));
 }

@@ -8,6 +8,7 @@
 #include "kernels/backend.h"
 #include "proto/message.h"
 #include "worker/kv_cache.h"
+#include "worker/kv_point.h"
 #include "worker/plan.h"
 #include "worker/sampler.h"
 #include "worker/stage.h"
@@ -39,6 +40,8 @@ struct ds4_stage {
     struct ds4_plan plan;
     struct ds4_stage_weights weights;
     struct ds4_kv kv;
+    struct ds4_kv_store store; /* points */
+    void *host_arena;          /* owned, plan.n_unit units */
     struct ds4_step_buffers buf;
     void *pipe_area; /* the pipe's, see ds4_stage_pipe */
 
@@ -52,6 +55,7 @@ struct ds4_stage {
 
     /* The step between begin and forward, as kernels see it. */
     bool begun;
+    bool unfinished;               /* forward has run, finish has not */
     struct ds4_batch batch;        /* its arrays are the four below */
     int32_t *token;                /* [max_step_tok] */
     int32_t *pos;                  /* [max_step_tok] */
@@ -72,6 +76,12 @@ struct ds4_stage {
     atomic_int_fast64_t nonfinite_rows;
     atomic_int running_layer; /* -1: none */
 };
+
+/* The step's operations on the sequence state (stage_kv.c): before the entries, and after them. */
+int ds4_stage_run_ops(struct ds4_stage *st, const struct ds4_step *step,
+                      struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_stage_save_points(struct ds4_stage *st, const struct ds4_step *step,
+                          struct ds4_err *err) DS4_MUST_CHECK;
 
 /* Dense f32 views of the step's first n_tok rows. */
 static inline struct ds4_tensor ds4_stage_rows(const struct ds4_stage *st, float *data, int32_t d)

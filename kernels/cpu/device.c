@@ -158,6 +158,34 @@ static void cpu_download(struct ds4_device *dev, void *host_dst, const void *src
     memcpy(host_dst, src, bytes);
 }
 
+static void *cpu_alloc_host(struct ds4_device *dev, size_t bytes, const char *what,
+                            struct ds4_err *err)
+{
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    (void)dev;
+    if (data != MAP_FAILED)
+        return data;
+    ds4_fail(err, DS4_E_NOMEM, "%s: the host has no %zu bytes left", what, bytes);
+    return NULL;
+}
+
+static void cpu_free_host(struct ds4_device *dev, void *data, size_t bytes)
+{
+    (void)dev;
+    if (data != NULL)
+        munmap(data, bytes);
+}
+
+static void cpu_copy_rows(struct ds4_device *dev, void *dst, size_t dst_pitch, const void *src,
+                          size_t src_pitch, size_t row_bytes, int32_t n_row)
+{
+    (void)dev;
+    for (size_t r = 0; r < (size_t)n_row; r++)
+        memcpy((uint8_t *)dst + r * dst_pitch, (const uint8_t *)src + r * src_pitch, row_bytes);
+}
+
 static void cpu_sync(struct ds4_device *dev)
 {
     (void)dev;
@@ -303,6 +331,10 @@ const struct ds4_backend ds4_backend_cpu = {
     .upload = cpu_upload,
     .download = cpu_download,
     .sync = cpu_sync,
+    .alloc_host = cpu_alloc_host,
+    .free_host = cpu_free_host,
+    .fetch = cpu_download,
+    .copy_rows = cpu_copy_rows,
     .synth = ds4_cpu_synth,
     .pin = cpu_pin,
     .unpin = cpu_unpin,

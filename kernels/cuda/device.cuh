@@ -100,6 +100,12 @@ void ds4_cuda_attention(struct ds4_device *dev, const struct ds4_attention_args 
 void ds4_cuda_route(struct ds4_device *dev, const struct ds4_route_args *a);
 void ds4_cuda_moe(struct ds4_device *dev, const struct ds4_moe_args *a);
 void ds4_cuda_spread(struct ds4_device *dev, const struct ds4_spread_args *a);
+void *ds4_cuda_alloc_host(struct ds4_device *dev, size_t bytes, const char *what,
+                          struct ds4_err *err);
+void ds4_cuda_free_host(struct ds4_device *dev, void *data, size_t bytes);
+void ds4_cuda_fetch(struct ds4_device *dev, void *host_dst, const void *src, size_t bytes);
+void ds4_cuda_copy_rows(struct ds4_device *dev, void *dst, size_t dst_pitch, const void *src,
+                        size_t src_pitch, size_t row_bytes, int32_t n_row);
 void ds4_cuda_synth(struct ds4_device *dev, const struct ds4_synth_recipe *recipe, uint64_t n_block,
                     void *dst);
 

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #define CONTEXT_TOK 3072
+#define HOST_BYTES  (16 << 20)
 
 static void must(int result, const struct ds4_err *err)
 {
@@ -47,6 +48,7 @@ struct ds4_stage_config chain_config(const struct chain_options *options, int32_
 
     config.n_partition = options->partition != NULL ? config.n_stage : 0;
     config.context_tok = options->context_tok > 0 ? options->context_tok : CONTEXT_TOK;
+    config.host_bytes = options->host_bytes > 0 ? options->host_bytes : HOST_BYTES;
     config.device.isa = options->isa;
     config.device.n_thread = options->n_thread > 0 ? options->n_thread : 1;
     config.device.products = options->products;
@@ -74,6 +76,7 @@ struct chain *chain_new(const struct chain_options *options)
         assert_non_null(c->rows[s]);
     }
     c->seq_blocks = c->stage[0]->plan.kv.table_blocks;
+    assert_true(c->seq_blocks <= CHAIN_BLOCKS);
     chain_form(c);
     return c;
 }
@@ -103,12 +106,17 @@ void chain_form(struct chain *c)
         form.n_blocks = hello.max_blocks;
         form.n_slots = hello.max_slots;
         form.context_tok = hello.max_context;
+        form.host_bytes = hello.host_bytes;
         must(ds4_stage_form(c->stage[s], &form, &err), &err);
         c->noted[s] = 0;
     }
     c->step_no = 0;
     c->n_record = 0;
     memset(c->owner, 0, sizeof(c->owner));
+    c->n_op = 0;
+    for (int32_t s = 0; s < CHAIN_SLOTS; s++)
+        for (int32_t b = 0; b < c->seq_blocks; b++)
+            c->table[s][b] = s * c->seq_blocks + b;
 }
 
 struct ds4_seq_open chain_greedy(int32_t slot, uint64_t seq, uint32_t epoch, int32_t n_prompt)
@@ -133,6 +141,7 @@ struct ds4_step *chain_build(struct chain *c, const struct ds4_seq_open *opens, 
     static struct ds4_step step;
     static struct ds4_step_entry entry[CHAIN_SEQS];
     static struct ds4_seq_open open[CHAIN_SEQS];
+    static struct ds4_kv_op op[CHAIN_OPS];
     static int32_t token[CHAIN_STEP_TOK];
     static int32_t block[CHAIN_SEQS][CHAIN_BLOCKS];
     int32_t n_tok = 0;
@@ -143,12 +152,19 @@ struct ds4_step *chain_build(struct chain *c, const struct ds4_seq_open *opens, 
         c->owner[opens[i].slot].seq = opens[i].seq;
         c->owner[opens[i].slot].epoch = opens[i].epoch;
     }
+    for (int32_t i = 0; i < c->n_op; i++) {
+        op[i] = c->op[i];
+        if (op[i].kind == DS4_KV_POINT_SAVE || op[i].kind == DS4_KV_INSTALL) {
+            op[i].seq = c->owner[op[i].slot].seq;
+            op[i].epoch = c->owner[op[i].slot].epoch;
+        }
+    }
     for (int32_t e = 0; e < n_part; e++) {
         const struct chain_part *p = &part[e];
 
         assert_true(n_tok + p->n_tok <= CHAIN_STEP_TOK);
         for (int32_t b = 0; b < c->seq_blocks; b++)
-            block[e][b] = p->slot * c->seq_blocks + b;
+            block[e][b] = c->table[p->slot][b];
         entry[e] =
             (struct ds4_step_entry){.seq = c->owner[p->slot].seq,
                                     .slot = p->slot,
@@ -170,10 +186,13 @@ struct ds4_step *chain_build(struct chain *c, const struct ds4_seq_open *opens, 
                              .step_no = c->step_no,
                              .n_open = n_open,
                              .open = open,
+                             .n_op = c->n_op,
+                             .op = op,
                              .n_entry = n_part,
                              .entry = entry,
                              .n_tok = n_tok,
                              .token = token};
+    c->n_op = 0;
     return &step;
 }
 
@@ -209,6 +228,7 @@ void chain_run(struct chain *c, struct ds4_step *step)
         must(ds4_stage_forward(st, step, s == last ? c->rows[s] : c->rows[s + 1], record,
                                s == last ? &c->out : NULL, &err),
              &err);
+        must(ds4_stage_finish(st, step, NULL, &err), &err);
     }
     c->step_no++;
 }
@@ -217,6 +237,53 @@ void chain_step(struct chain *c, const struct ds4_seq_open *opens, int32_t n_ope
                 const struct chain_part *part, int32_t n_part)
 {
     chain_run(c, chain_build(c, opens, n_open, part, n_part));
+}
+
+static struct ds4_kv_op *next_op(struct chain *c, enum ds4_kv_op_kind kind, uint64_t point)
+{
+    struct ds4_kv_op *op = &c->op[c->n_op++];
+
+    assert_true(c->n_op <= CHAIN_OPS);
+    *op = (struct ds4_kv_op){.kind = kind, .point = point};
+    return op;
+}
+
+void chain_save(struct chain *c, int32_t slot, int32_t pos, uint64_t point)
+{
+    struct ds4_kv_op *op = next_op(c, DS4_KV_POINT_SAVE, point);
+
+    op->slot = slot;
+    op->pos = pos;
+}
+
+void chain_install(struct chain *c, int32_t slot, int32_t pos, uint64_t point)
+{
+    struct ds4_kv_op *op = next_op(c, DS4_KV_INSTALL, point);
+
+    op->slot = slot;
+    op->pos = pos;
+}
+
+void chain_drop(struct chain *c, uint64_t point)
+{
+    next_op(c, DS4_KV_POINT_DROP, point);
+}
+
+void chain_copy_block(struct chain *c, int32_t src, int32_t dst)
+{
+    struct ds4_kv_op *op = next_op(c, DS4_KV_BLOCK_COPY, 0);
+
+    op->block_src = src;
+    op->block_dst = dst;
+}
+
+void chain_refuse(struct chain *c, struct ds4_step *step, enum ds4_code code)
+{
+    struct ds4_err err = {0};
+
+    assert_int_equal(ds4_stage_begin(c->stage[0], step, &err), -1);
+    if (err.code != code)
+        fail_msg("refused with %s: %s", ds4_code_text(err.code), err.msg);
 }
 
 int32_t chain_feed(struct chain *c, int32_t slot, const int32_t *ids, int32_t base, int32_t n,

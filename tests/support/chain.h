@@ -17,6 +17,7 @@
 #define CHAIN_SLOTS    11 /* CHAIN_SEQS and the spare ones */
 #define CHAIN_BLOCKS   64 /* longest block table */
 #define CHAIN_STEP_TOK 2600
+#define CHAIN_OPS      64
 
 struct chain_options {
     const char *model;        /* NULL: CHAIN_MODEL */
@@ -29,6 +30,7 @@ struct chain_options {
     enum ds4_stream_dtype stream;
     int32_t n_thread;    /* 0: 1; programs of a test run share the cores */
     int32_t context_tok; /* 0: 3072 */
+    int64_t host_bytes;  /* for points; 0: 16 MiB */
 };
 
 struct chain {
@@ -47,7 +49,10 @@ struct chain {
     struct {
         uint64_t seq;
         uint32_t epoch;
-    } owner[CHAIN_SLOTS]; /* of each slot, as opened last */
+    } owner[CHAIN_SLOTS];                     /* of each slot, as opened last */
+    int32_t table[CHAIN_SLOTS][CHAIN_BLOCKS]; /* block tables: at first those of the head comment */
+    struct ds4_kv_op op[CHAIN_OPS];           /* go with the next step that is built */
+    int32_t n_op;
 };
 
 /* One sequence's part of the next step. */
@@ -81,6 +86,15 @@ void chain_step(struct chain *c, const struct ds4_seq_open *opens, int32_t n_ope
 struct ds4_step *chain_build(struct chain *c, const struct ds4_seq_open *opens, int32_t n_open,
                              const struct chain_part *part, int32_t n_part);
 void chain_run(struct chain *c, struct ds4_step *step);
+
+/* Adds an operation to the next step; save and install take sequence and epoch of the slot's newest open,
+ * or of the open that comes with the step. */
+void chain_save(struct chain *c, int32_t slot, int32_t pos, uint64_t point);
+void chain_install(struct chain *c, int32_t slot, int32_t pos, uint64_t point);
+void chain_drop(struct chain *c, uint64_t point);
+void chain_copy_block(struct chain *c, int32_t src, int32_t dst);
+/* Tries to begin the step on the first stage, which must refuse with that code; the generation is over. */
+void chain_refuse(struct chain *c, struct ds4_step *step, enum ds4_code code);
 
 /* Feeds tokens [base, base + n) of `ids` to a slot in chunks; samples after the last one when `sample`;
  * returns the token, or -1. */

@@ -25,7 +25,7 @@ static void every_part_gets_its_settings(void **state)
                                "cluster { partition = {3, 5}\n endpoint_dir = \"/run/x\"\n"
                                " heartbeat_ms = 250\n form_ms = 7000 }\n"
                                "sched { max_seqs = 6\n chunk_tok = 700\n inflight = 4 }\n"
-                               "kv { blocks = 99\n hot_window = 64 }\n"
+                               "kv { blocks = 99\n hot_window = 64\n host_mb = 6 }\n"
                                "worker { threads = 3\n load = \"pread\" }\n"
                                "watchdog { step_s = 9\n prefill_s = 11 }\n";
     struct ds4_worker_settings settings, again;
@@ -45,6 +45,7 @@ static void every_part_gets_its_settings(void **state)
     assert_int_equal(settings.stage.max_step_tok, 706);
     assert_int_equal(settings.stage.n_blocks, 99);
     assert_int_equal(settings.stage.hot_window_tok, 64);
+    assert_int_equal(settings.stage.host_bytes, 3 << 20); /* half of it: two stages */
     assert_int_equal(settings.stage.device.n_thread, 3);
     assert_int_equal(settings.stage.load, DS4_LOAD_PREAD);
     assert_string_equal(settings.stage.backend, "cpu");
