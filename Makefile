@@ -282,13 +282,14 @@ lint: $(BUILD)/gen/proto/ds4.pb-c.h $(BUILD)/gen/router/page_data.h ## format, i
 install: $(BINS) ## into $(DESTDIR)$(PREFIX): programs, units, user, folders, example settings
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/sbin $(BUILD)/bin/ds4-router
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/libexec $(BUILD)/bin/ds4-worker
-	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin $(BUILD)/bin/ds4-text $(BUILD)/bin/ds4-gguf
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin $(BUILD)/bin/ds4-text $(BUILD)/bin/ds4-gguf deploy/ds4-doctor
 	for unit in $(notdir $(wildcard deploy/*.service deploy/*.socket deploy/*.target)); do \
 		sed 's,/usr/\(s*bin/ds4\|libexec/ds4\|share/doc/ds4\),$(PREFIX)/\1,' deploy/$$unit | \
 			install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit || exit 1; done
 	install -D -m 644 deploy/ds4.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/ds4.conf
 	install -D -m 644 deploy/ds4.tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/ds4.conf
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/ds4 deploy/ds4.conf.example LICENSE README.md
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/ds4 deploy/ds4.conf.example LICENSE README.md \
+		$(addprefix deploy/,INSTALL.md CLIENTS.md TUNING.md TROUBLESHOOTING.md)
 
 deb: $(BINS) ## a Debian package of the CPU build: build/deb/ds4_$(VERSION)_amd64.deb
 	rm -rf build/deb && mkdir -p build/deb/ds4

@@ -15,6 +15,7 @@ import e2e  # noqa: E402
 VERSION = "0.1.0"  # of Makefile and deploy/debian/changelog
 PROGRAMS = ["sbin/ds4-router", "libexec/ds4-worker", "bin/ds4-text", "bin/ds4-gguf"]
 OTHERS = [
+    "bin/ds4-doctor",
     "lib/systemd/system/ds4.target",
     "lib/systemd/system/ds4-router.service",
     "lib/systemd/system/ds4-router.socket",
@@ -24,6 +25,10 @@ OTHERS = [
     "share/doc/ds4/ds4.conf.example",
     "share/doc/ds4/LICENSE",
     "share/doc/ds4/README.md",
+    "share/doc/ds4/INSTALL.md",
+    "share/doc/ds4/CLIENTS.md",
+    "share/doc/ds4/TUNING.md",
+    "share/doc/ds4/TROUBLESHOOTING.md",
 ]
 
 
@@ -75,6 +80,8 @@ class Install(unittest.TestCase):
             done = run(self.path(name), "--help")
             self.assertEqual(done.returncode, 0, done.stdout)
             self.assertIn("Usage: " + os.path.basename(name), done.stdout)
+        done = run(self.path("bin/ds4-doctor"), "--version")
+        self.assertEqual(done.stdout.split(), ["ds4-doctor", VERSION])
 
     def test_example_settings_are_all_settings_with_their_defaults(self):
         done = run(self.path("sbin/ds4-router"), "--config", "/dev/null", "--print-config")
@@ -166,7 +173,7 @@ class Package(unittest.TestCase):
         own = ["share/doc/ds4/changelog.gz", "share/doc/ds4/copyright"]
         wanted = set(PROGRAMS + OTHERS + own) - {"share/doc/ds4/LICENSE"}
         self.assertEqual(sorted(ours), sorted("./usr/" + name for name in wanted))
-        for page in ("man8/ds4-router.8", "man1/ds4-text.1", "man1/ds4-gguf.1"):
+        for page in ("man8/ds4-router.8", "man1/ds4-text.1", "man1/ds4-gguf.1", "man1/ds4-doctor.1"):
             self.assertIn("./usr/share/man/%s.gz" % page, files)
 
     @unittest.skipUnless(shutil.which("lintian"), "lintian is not installed")
