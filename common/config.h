@@ -152,6 +152,7 @@ struct ds4_config {
     struct {
         struct ds4_config_texts device;
         struct ds4_config_ints memory_limit_mb;
+        bool self_test;
         struct ds4_config_texts cards;
     } gpu;
     struct {

@@ -169,10 +169,12 @@ const struct ds4_setting ds4_settings[] = {
     ONE(worker, isa, "auto", "auto|scalar|avx2|avx512",
         "instruction set of the CPU backend; the results are the same"),
     ONE(worker, load, "mmap", "mmap|pread", "how weights are read"),
+
     TXT(gpu, device, "",
         "card of each stage: number, PCI address or UUID; empty = stage number, counted round"),
     NUM(gpu, memory_limit_mb, "", 0, INT32_MAX, "MiB",
         "a stage takes no more; one value for all or one per stage; 0 = the whole device"),
+    TXT(gpu, self_test, "true", "write and read a card's planned memory before it is used"),
     TXT(gpu, cards, "",
         "GiB of each stage's card, for --plan and an unset cluster.partition, like \"64\" or "
         "\"80@3350\" with GB/s"),

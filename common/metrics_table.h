@@ -113,6 +113,12 @@
       "Steps in which distinct experts were counted")                                              \
     X(EXPERTS_TOUCHED, "ds4_stage_experts_touched_total", COUNTER, NONE, DS4_STAGE,                \
       "Distinct experts in those steps, in the last layer of the stage")                           \
+    X(STAGE_PROBE, "ds4_stage_probe", GAUGE, NONE, DS4_STAGE ",verdict=none|full|throttled|brake", \
+      "1 for what the start-up probe found of the device's arithmetic")                            \
+    X(STAGE_BANDWIDTH, "ds4_stage_bandwidth_bytes_per_second", GAUGE, NONE,                        \
+      DS4_STAGE ",of=memory|link", "Rates the probe measured; link: host to device")               \
+    X(STAGE_FLOPS, "ds4_stage_flops", GAUGE, NONE, DS4_STAGE,                                      \
+      "Single-precision operations per second the probe measured")                                 \
     X(STAGE_MEMORY, "ds4_stage_memory_bytes", GAUGE, NONE, DS4_STAGE ",kind=weights|kv|rss",       \
       "Memory of the stage")                                                                       \
     X(GENERATION, "ds4_generation", GAUGE, NONE, "", "Formations of the cluster so far")           \

@@ -322,6 +322,31 @@ struct ds4_limits {
     int32_t max_cols; /* widest gemm input */
 };
 
+/* What a device turns out to do.  Rates of 0: not measured. */
+enum ds4_probe_verdict {
+    DS4_PROBE_NONE,      /* not probed */
+    DS4_PROBE_FULL,      /* arithmetic at its full rate */
+    DS4_PROBE_THROTTLED, /* products run at a fraction: a card locked by its maker */
+    DS4_PROBE_BRAKE,     /* the board's power brake holds clock and memory down */
+};
+struct ds4_probe {
+    enum ds4_probe_verdict verdict;
+    double memory_bytes_per_s; /* streaming reads of the device's memory */
+    double link_bytes_per_s;   /* host to device, pinned; cpu: 0 */
+    double back_bytes_per_s;   /* device to host */
+    double flops;              /* f32 products and sums; cuda: fused */
+    double mma_cycles;         /* latency of a bf16 tensor product; cpu: 0 */
+    double dp4a_per_dp2a;      /* rate of one by that of the other; cpu: 0 */
+    double clock_hz;           /* of the processors under load; cpu: 0 */
+};
+
+/* Words that did not come back as written: how many, and where the first found lie. */
+#define DS4_MEMORY_FAULTS_KEPT 16
+struct ds4_memory_faults {
+    uint64_t n;
+    uint64_t at[DS4_MEMORY_FAULTS_KEPT]; /* bytes from the area's start, in no order */
+};
+
 struct ds4_backend {
     const char *name; /* "cpu" | "cuda" */
     /* True when weights may be used in place from host memory (cpu over an mmap). */
@@ -363,6 +388,14 @@ struct ds4_backend {
     /* The native queue of operations (a cudaStream_t) and the device's number, for a transport that
      * works on the device itself; NULL on cpu. */
     void *(*queue)(struct ds4_device *dev, int32_t *ordinal);
+
+    /* Start-up only, under 100 ms (cpu: 50): measures the device with memory of its own, given back. */
+    void (*probe)(struct ds4_device *dev, struct ds4_probe *out);
+    /* Start-up only: fills an area (a multiple of 8 bytes) with words that follow from seed and place,
+     * seed 0: zeros; and adds to *faults what differs from that.  check waits for the device. */
+    void (*pattern_write)(struct ds4_device *dev, void *area, size_t bytes, uint64_t seed);
+    void (*pattern_check)(struct ds4_device *dev, const void *area, size_t bytes, uint64_t seed,
+                          struct ds4_memory_faults *faults);
 
     /* Scratch bytes the operations need below those limits; handed over once, before the first
      * operation.  On cuda they are the same for every card: dev may be NULL, for plans without one. */

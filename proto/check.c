@@ -346,6 +346,7 @@ int ds4_check_form(const struct ds4_form *form, struct ds4_err *err)
 int ds4_check_health(const struct ds4_health *health, struct ds4_err *err)
 {
     const double max_seconds = 1e12;
+    const double max_rate = 1e18;
 
     if (in_range("stage", health->stage, 0, DS4_MAX_STAGES - 1, err) ||
         in_range("state", health->state, DS4_WORKER_STARTING, DS4_WORKER_FAILED, err) ||
@@ -364,6 +365,10 @@ int ds4_check_health(const struct ds4_health *health, struct ds4_err *err)
                       err) ||
         in_real_range("cpu_seconds", health->cpu_seconds, 0, max_seconds, err) ||
         in_range("started_unix_s", health->started_unix_s, 0, INT64_MAX, err) ||
+        in_range("probe", health->probe, 0, DS4_MAX_PROBE, err) ||
+        in_real_range("memory_bytes_per_s", health->memory_bytes_per_s, 0, max_rate, err) ||
+        in_real_range("link_bytes_per_s", health->link_bytes_per_s, 0, max_rate, err) ||
+        in_real_range("flops", health->flops, 0, max_rate, err) ||
         is_text("message", health->message, sizeof(health->message), err))
         return -1;
     return 0;

@@ -619,6 +619,10 @@ int ds4_codec_encode_health(const struct ds4_health *health, struct ds4_buf *out
     wire.kv_bytes = h.kv_bytes;
     wire.expert_steps = h.expert_steps;
     wire.experts_touched = h.experts_touched;
+    wire.probe = (uint32_t)h.probe;
+    wire.memory_bytes_per_s = h.memory_bytes_per_s;
+    wire.link_bytes_per_s = h.link_bytes_per_s;
+    wire.flops = h.flops;
     wire.message = ds4_codec_put_text(h.message, sizeof(h.message));
     if (ds4_check_health(&h, err))
         return ds4_err_wrap(err, "health");
@@ -666,6 +670,10 @@ static int get_health(const Ds4__Wire__Health *wire, uint32_t generation, struct
         .kv_bytes = wire->kv_bytes,
         .expert_steps = wire->expert_steps,
         .experts_touched = wire->experts_touched,
+        .probe = wire->probe > DS4_MAX_PROBE ? -1 : (int32_t)wire->probe,
+        .memory_bytes_per_s = wire->memory_bytes_per_s,
+        .link_bytes_per_s = wire->link_bytes_per_s,
+        .flops = wire->flops,
     };
     if (ds4_codec_get_text("message", wire->message, out->message, sizeof(out->message), err) ||
         get_step_times(wire->n_prefill_steps, wire->prefill_steps, wire->prefill_seconds,

@@ -292,6 +292,8 @@ enum ds4_timed_kind { DS4_TIMED_PREFILL, DS4_TIMED_DECODE }; /* PREFILL: has pro
 #define DS4_N_TIMED 2
 
 /* Heartbeat, every 500 ms and at every state change. */
+#define DS4_MAX_PROBE 3
+
 struct ds4_health {
     int32_t stage;
     uint32_t generation; /* 0 = none */
@@ -315,8 +317,12 @@ struct ds4_health {
     uint64_t rss_bytes;
     uint64_t weights_bytes;
     uint64_t kv_bytes;
-    uint64_t expert_steps;    /* steps in which experts were counted */
-    uint64_t experts_touched; /* distinct experts in them, of the stage's last layer */
+    uint64_t expert_steps;     /* steps in which experts were counted */
+    uint64_t experts_touched;  /* distinct experts in them, of the stage's last layer */
+    int32_t probe;             /* 0 not probed, 1 full rate, 2 throttled, 3 power brake */
+    double memory_bytes_per_s; /* the device, as measured at start; 0 = not measured */
+    double link_bytes_per_s;
+    double flops;
     char message[128];
 };
 

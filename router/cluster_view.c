@@ -217,6 +217,8 @@ void ds4_cluster_view(const struct ds4_cluster *c, int64_t now_ns, struct ds4_cl
 
 /* ---- metrics ------------------------------------------------------------------------------------- */
 
+static const char *const probe_text[DS4_MAX_PROBE + 1] = {"none", "full", "throttled", "brake"};
+
 static void export_stage(const struct ds4_cluster *c, const struct ds4_stage_view *v)
 {
     struct ds4_metrics *m = c->config.metrics;
@@ -241,8 +243,15 @@ static void export_stage(const struct ds4_cluster *c, const struct ds4_stage_vie
         ds4_metric_hide(m, DS4_M_STAGE_MEMORY, stage, "weights");
         ds4_metric_hide(m, DS4_M_STAGE_MEMORY, stage, "kv");
         ds4_metric_hide(m, DS4_M_STAGE_MEMORY, stage, "rss");
+        ds4_metric_hide(m, DS4_M_STAGE_BANDWIDTH, stage, "memory");
+        ds4_metric_hide(m, DS4_M_STAGE_BANDWIDTH, stage, "link");
+        ds4_metric_hide(m, DS4_M_STAGE_FLOPS, stage);
         return;
     }
+    ds4_metric_choose(m, DS4_M_STAGE_PROBE, stage, probe_text[h->probe]);
+    ds4_metric_set(m, DS4_M_STAGE_BANDWIDTH, h->memory_bytes_per_s, stage, "memory");
+    ds4_metric_set(m, DS4_M_STAGE_BANDWIDTH, h->link_bytes_per_s, stage, "link");
+    ds4_metric_set(m, DS4_M_STAGE_FLOPS, h->flops, stage);
     ds4_metric_set(m, DS4_M_STAGE_MEMORY, (double)h->weights_bytes, stage, "weights");
     ds4_metric_set(m, DS4_M_STAGE_MEMORY, (double)h->kv_bytes, stage, "kv");
     ds4_metric_set(m, DS4_M_STAGE_MEMORY, (double)h->rss_bytes, stage, "rss");

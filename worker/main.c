@@ -9,14 +9,16 @@
 #include "common/weights_file.h"
 #include "worker/control.h"
 #include "worker/rig.h"
+#include "worker/self_test.h"
 #include "worker/settings.h"
 
 #include <argp.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#define DEFAULT_CONFIG "/etc/ds4/ds4.conf"
-#define PLAN_MAX_BYTES ((size_t)1 << 20)
+#define DEFAULT_CONFIG  "/etc/ds4/ds4.conf"
+#define PLAN_MAX_BYTES  ((size_t)1 << 20)
+#define HOST_TEST_BYTES ((size_t)256 << 20)
 
 const char *argp_program_version = "ds4-worker " DS4_VERSION;
 
@@ -29,11 +31,19 @@ struct arguments {
     const char *cards; /* of --plan; NULL: those of the settings, or this machine's device */
     const char *model; /* of --plan; NULL: model.path */
     bool json;
+    bool self_test;
     bool config_given;
     bool check_config;
 };
 
-enum option_key { OPTION_PLAN = 0x100, OPTION_CARDS, OPTION_MODEL, OPTION_JSON, OPTION_CHECK };
+enum option_key {
+    OPTION_PLAN = 0x100,
+    OPTION_CARDS,
+    OPTION_MODEL,
+    OPTION_JSON,
+    OPTION_SELF_TEST,
+    OPTION_CHECK
+};
 
 static const struct argp_option options[] = {
     {"config", 'c', "FILE", 0, "settings (default " DEFAULT_CONFIG ")", 0},
@@ -47,6 +57,8 @@ static const struct argp_option options[] = {
     {"model", OPTION_MODEL, "FILE", 0,
      "with --plan: model to plan for; without --config all other settings have their defaults", 0},
     {"json", OPTION_JSON, NULL, 0, "with --plan: print JSON", 0},
+    {"self-test", OPTION_SELF_TEST, NULL, 0,
+     "probe the stage's device, test its free memory and leave: 0, or 79 if it is wrong", 0},
     {"check-config", OPTION_CHECK, NULL, 0, "check the settings and leave", 0},
     {0},
 };
@@ -84,6 +96,9 @@ static error_t parse_option(int key, char *value, struct argp_state *state)
         return 0;
     case OPTION_JSON:
         arguments->json = true;
+        return 0;
+    case OPTION_SELF_TEST:
+        arguments->self_test = true;
         return 0;
     case OPTION_CHECK:
         arguments->check_config = true;
@@ -136,6 +151,21 @@ static int plan(const struct arguments *arguments, struct ds4_stage_config *stag
     return code;
 }
 
+/* On the host only as much as a test needs to mean something: its memory has its own checks. */
+static int self_test(const struct ds4_stage_config *stage, struct ds4_err *err)
+{
+    bool host =
+        ds4_backend_find(stage->backend) != NULL && ds4_backend_find(stage->backend)->host_weights;
+    size_t limit =
+        stage->memory_limit_bytes == 0 && host ? HOST_TEST_BYTES : stage->memory_limit_bytes;
+
+    if (ds4_self_test_device(stage->backend, &stage->device, limit, err) == 0)
+        return DS4_EXIT_OK;
+    if (err->code == DS4_E_BUSY)
+        return DS4_EXIT_TEMPORARY;
+    return err->code == DS4_E_CORRUPT ? DS4_EXIT_OPERATOR : DS4_EXIT_CONFIG;
+}
+
 /* The settings of the file; with --plan --model and no --config the defaults. */
 static int load_settings(const struct arguments *arguments, struct ds4_config *config,
                          struct ds4_err *err)
@@ -167,6 +197,8 @@ static int run(const struct arguments *arguments, struct ds4_config *config, str
         return DS4_EXIT_CONFIG;
     if (arguments->check_config)
         return DS4_EXIT_OK;
+    if (arguments->self_test)
+        return self_test(&settings.stage, err);
     if (arguments->plan)
         return plan(arguments, &settings.stage, err);
     return ds4_control_run(&settings.control, err);

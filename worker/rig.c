@@ -103,7 +103,9 @@ struct costs {
     const struct ds4_weights_file *file;
     const struct ds4_model_shape *model;
     const struct ds4_stage_config *config;
-    const struct ds4_backend *cuda; /* NULL: not built in */
+    const struct ds4_backend *cuda;  /* NULL: not built in */
+    const struct ds4_pipe_ops *pipe; /* between cards; NULL: there is only one */
+    int32_t n_card;
     struct ds4_weights_size layer[DS4_MAX_LAYERS];
     struct ds4_weights_size embed;
     struct ds4_weights_size head;
@@ -224,7 +226,8 @@ static int measure_all(struct costs *c, struct ds4_err *err)
 
 static struct costs *costs_new(const struct ds4_weights_file *file,
                                const struct ds4_model_shape *model,
-                               const struct ds4_stage_config *config, struct ds4_err *err)
+                               const struct ds4_stage_config *config, int32_t n_card,
+                               struct ds4_err *err)
 {
     struct costs *c = calloc(1, sizeof(*c));
 
@@ -236,6 +239,10 @@ static struct costs *costs_new(const struct ds4_weights_file *file,
     c->model = model;
     c->config = config;
     c->cuda = ds4_backend_find("cuda");
+    c->n_card = n_card;
+    c->pipe = ds4_pipe_find("nccl"); /* what cards with a stage each use, where it is built in */
+    if (c->pipe == NULL)
+        c->pipe = config->pipe;
     c->model_tok = DS4_RIG_MODEL_TOK < model->context_tok ? DS4_RIG_MODEL_TOK : model->context_tok;
     if (config->context_tok > 0 && config->context_tok < c->model_tok)
         c->model_tok = config->context_tok;
@@ -249,6 +256,23 @@ static struct costs *costs_new(const struct ds4_weights_file *file,
 static size_t read_bytes(const struct costs *c, int32_t first, int32_t end)
 {
     return c->read[end] - c->read[first] + (end == c->model->n_layer ? c->head_read : 0);
+}
+
+/* What the pipe takes on the card of a stage: it tells the first and the last from those between. */
+static size_t pipe_bytes(const struct costs *c, const struct ds4_plan_request *rq)
+{
+    const struct ds4_pipe_config pipe = {
+        .stage = rq->part.embed  ? 0
+                 : rq->part.head ? c->n_card - 1
+                                 : 1,
+        .n_stage = c->n_card,
+        .row_bytes = ds4_plan_row_bytes(c->model, rq->stream),
+        .max_step_tok = rq->max_step_tok,
+        .max_seqs = rq->max_seqs,
+        .depth = c->config->depth > c->n_card + 1 ? c->config->depth : c->n_card + 1,
+    };
+
+    return c->pipe == NULL ? 0 : c->pipe->area_bytes(&pipe);
 }
 
 /* One stage: what ds4_stage_new would decide on a card with so much memory. */
@@ -265,6 +289,7 @@ static int plan_part(const struct costs *c, const struct ds4_model_part *part, s
     rq.n_blocks = n_blocks;
     rq.weights_device_bytes = size.device_bytes;
     rq.weights_mapped_bytes = size.mapped_bytes;
+    rq.pipe_bytes = pipe_bytes(c, &rq);
     rq.total_bytes = total_bytes;
     rq.free_bytes = free_bytes;
     rq.scratch_bytes = scratch_of;
@@ -590,7 +615,7 @@ int ds4_rig_plan(struct ds4_rig *rig, const struct ds4_stage_config *config,
     file = open_model(config, &model, err);
     if (file == NULL)
         return -1;
-    c = costs_new(file, &model, config, err);
+    c = costs_new(file, &model, config, n_card, err);
     if (c != NULL)
         rc = plan_rig(rig, c, card, n_card, err);
     free(c);
@@ -602,7 +627,7 @@ int ds4_rig_propose(const struct ds4_weights_file *file, const struct ds4_model_
                     const struct ds4_stage_config *config, struct ds4_partition *out,
                     struct ds4_err *err)
 {
-    struct costs *c = costs_new(file, model, config, err);
+    struct costs *c = costs_new(file, model, config, config->n_card, err);
     struct ds4_rig rig = {.fits = false};
     int rc = -1;
 

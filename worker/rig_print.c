@@ -51,6 +51,11 @@ static size_t scratch(const struct ds4_rig_stage *s)
     return s->plan.scratch_bytes;
 }
 
+static size_t pipe_area(const struct ds4_rig_stage *s)
+{
+    return s->plan.pipe_bytes;
+}
+
 static size_t spare(const struct ds4_rig_stage *s)
 {
     return s->plan.spare_bytes;
@@ -83,6 +88,7 @@ static const struct row rows[] = {
     {"cache rings", "cache_rings", rings},
     {"step buffers", "step_buffers", steps},
     {"scratch", "scratch", scratch},
+    {"pipe", "pipe", pipe_area},
     {"left free", "spare", spare},
     {"needed", "total", total},
     {"usable", "usable", usable},

@@ -75,6 +75,7 @@ static int fill_card(const struct ds4_config *config, int32_t stage, struct ds4_
     const struct ds4_config_texts *cards = &config->gpu.cards;
 
     out->device.ordinal = stage;
+    out->self_test = config->gpu.self_test;
     if (device->n > 0)
         out->device.card = device->v[device->n == 1 ? 0 : stage];
     if (limit->n > 0)

@@ -62,6 +62,7 @@ struct ds4_stage_config {
     int32_t max_seqs;          /* entries per step, <= DS4_MAX_STEP_ENTRIES; slots = max_seqs + 2 */
     int32_t max_step_tok;      /* rows per step, <= DS4_MAX_STEP_TOK */
     int32_t n_blocks;          /* cache blocks; 0: as many as fit, at most what all slots can use */
+    bool self_test;            /* memory of a card is tested before it is used */
     size_t memory_limit_bytes; /* the stage plans as if the device had no more; 0: all of it */
     int64_t host_bytes;        /* host memory for points and stagings; 0: none */
     int32_t hot_window_tok;    /* tokens that can be taken back without a restart; 0: 120 */
@@ -96,7 +97,8 @@ int ds4_stage_plan(const struct ds4_stage_config *config, struct ds4_plan *plan,
  * Any thread. */
 void ds4_stage_hello(const struct ds4_stage *st, struct ds4_hello *hello);
 
-/* weights_bytes, kv_bytes, expert_steps, experts_touched, nonfinite_rows; leaves the other members alone.  Any thread. */
+/* weights_bytes, kv_bytes, expert_steps, experts_touched, nonfinite_rows and what the probe measured;
+ * leaves the other members alone.  Any thread. */
 void ds4_stage_health(const struct ds4_stage *st, struct ds4_health *health);
 
 /* Bytes of one row between stages: n_hyper * d_model values of the stream type. */

@@ -7,8 +7,11 @@
 
 #include "common/log.h"
 #include "common/model_tensors.h"
+#include "common/service.h"
 #include "common/weights_digest.h"
+#include "worker/fatal.h"
 #include "worker/rig.h"
+#include "worker/self_test.h"
 #include "worker/stage_state.h"
 
 #include <inttypes.h>
@@ -176,7 +179,17 @@ static int take_device(struct ds4_stage *st, size_t bytes, const char *what, voi
     return *area == NULL ? -1 : 0;
 }
 
-static int alloc_device(struct ds4_stage *st, void **weights_area, struct ds4_err *err)
+/* Memory that lies is no error of settings: an operator must look at the card. */
+static void test_memory(struct ds4_stage *st, const struct ds4_area *area, int32_t n_area)
+{
+    struct ds4_err err = {DS4_OK, ""};
+
+    if (ds4_self_test_memory(st->backend, st->dev, area, n_area, &err) != 0)
+        ds4_fatal_leave(DS4_EXIT_OPERATOR, "%s", err.msg);
+}
+
+static int alloc_device(struct ds4_stage *st, bool self_test, void **weights_area,
+                        struct ds4_err *err)
 {
     const struct ds4_plan *plan = &st->plan;
     void *rings, *pages, *points, *steps, *scratch;
@@ -190,6 +203,16 @@ static int alloc_device(struct ds4_stage *st, void **weights_area, struct ds4_er
         take_device(st, plan->scratch_bytes, "scratch", &scratch, err) != 0 ||
         take_device(st, plan->pipe_bytes, "pipe", &st->pipe_area, err) != 0)
         return -1;
+    if (self_test && !st->backend->host_weights) {
+        const struct ds4_area area[] = {{"weights", *weights_area, plan->weights_bytes},
+                                        {"cache rings", rings, plan->rings_bytes},
+                                        {"cache blocks", pages, plan->pages_bytes},
+                                        {"step buffers", steps, plan->steps_bytes},
+                                        {"scratch", scratch, plan->scratch_bytes},
+                                        {"pipe", st->pipe_area, plan->pipe_bytes}};
+
+        test_memory(st, area, (int32_t)(sizeof(area) / sizeof(area[0])));
+    }
     st->backend->set_scratch(st->dev, scratch, plan->scratch_bytes);
     ds4_step_buffers_carve(&st->buf, &st->model, plan->stream, plan->max_step_tok, plan->max_seqs,
                            st->last, steps);
@@ -256,7 +279,8 @@ struct ds4_stage *ds4_stage_new(const struct ds4_stage_config *config, ds4_progr
     if (make_plan(st, config, &size, &st->plan, err) != 0)
         goto fail;
     ds4_plan_log(&st->plan);
-    if (alloc_device(st, &area, err) != 0 || alloc_host(st, err) != 0)
+    ds4_self_test_probe(st->backend, st->dev, &st->probe);
+    if (alloc_device(st, config->self_test, &area, err) != 0 || alloc_host(st, err) != 0)
         goto fail;
     if (config->planned != NULL)
         config->planned(config->planned_arg, st);
@@ -320,6 +344,10 @@ void ds4_stage_health(const struct ds4_stage *st, struct ds4_health *health)
 {
     health->weights_bytes = st->plan.weights_bytes + st->plan.mapped_bytes;
     health->kv_bytes = st->plan.rings_bytes + st->plan.pages_bytes;
+    health->probe = (int32_t)st->probe.verdict;
+    health->memory_bytes_per_s = st->probe.memory_bytes_per_s;
+    health->link_bytes_per_s = st->probe.link_bytes_per_s;
+    health->flops = st->probe.flops;
     health->expert_steps = atomic_load_explicit(&st->spread_steps, memory_order_relaxed);
     health->experts_touched = atomic_load_explicit(&st->spread_experts, memory_order_relaxed);
     health->nonfinite_rows =

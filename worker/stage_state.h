@@ -37,6 +37,7 @@ struct ds4_stage {
     uint8_t model_digest[DS4_ID_BYTES];
     const struct ds4_backend *backend;
     struct ds4_device *dev; /* owned, with everything allocated from it */
+    struct ds4_probe probe; /* what the device can do */
     struct ds4_plan plan;
     struct ds4_stage_weights weights;
     struct ds4_kv kv;

@@ -153,6 +153,10 @@ void ds4_cpu_attention(struct ds4_device *dev, const struct ds4_attention_args *
 void ds4_cpu_route(struct ds4_device *dev, const struct ds4_route_args *a);
 void ds4_cpu_moe(struct ds4_device *dev, const struct ds4_moe_args *a);
 void ds4_cpu_spread(struct ds4_device *dev, const struct ds4_spread_args *a);
+void ds4_cpu_probe(struct ds4_device *dev, struct ds4_probe *out);
+void ds4_cpu_pattern_write(struct ds4_device *dev, void *area, size_t bytes, uint64_t seed);
+void ds4_cpu_pattern_check(struct ds4_device *dev, const void *area, size_t bytes, uint64_t seed,
+                           struct ds4_memory_faults *faults);
 void ds4_cpu_synth(struct ds4_device *dev, const struct ds4_synth_recipe *recipe, uint64_t n_block,
                    void *dst);
 

@@ -106,6 +106,10 @@ void ds4_cuda_free_host(struct ds4_device *dev, void *data, size_t bytes);
 void ds4_cuda_fetch(struct ds4_device *dev, void *host_dst, const void *src, size_t bytes);
 void ds4_cuda_copy_rows(struct ds4_device *dev, void *dst, size_t dst_pitch, const void *src,
                         size_t src_pitch, size_t row_bytes, int32_t n_row);
+void ds4_cuda_probe(struct ds4_device *dev, struct ds4_probe *out);
+void ds4_cuda_pattern_write(struct ds4_device *dev, void *area, size_t bytes, uint64_t seed);
+void ds4_cuda_pattern_check(struct ds4_device *dev, const void *area, size_t bytes, uint64_t seed,
+                            struct ds4_memory_faults *faults);
 void ds4_cuda_synth(struct ds4_device *dev, const struct ds4_synth_recipe *recipe, uint64_t n_block,
                     void *dst);
 

@@ -1,4 +1,5 @@
-/* What a CUDA device does before its first step, on a machine with a GPU: synthetic weights.
+/* What a CUDA device does before its first step, on a machine with a GPU: synthetic weights, the probe
+ * of its rates, the test of its memory.
  *
  *   check_setup [DEVICE]
  *
@@ -119,6 +120,71 @@ static void check_spread(void)
     verdict(count[0] == 11 && count[1] == 103, "spread counts distinct experts of active rows");
 }
 
+/* ---- probe and memory test ---------------------------------------------------------------------- */
+
+static void check_probe(void)
+{
+    struct ds4_probe p;
+    double begin = seconds(), took;
+
+    cuda->probe(dev, &p);
+    took = (seconds() - begin) * 1e3;
+    printf(
+        "      verdict %d, memory %.0f GB/s, link %.2f there %.2f back GB/s, %.1f TFLOPS, tensor "
+        "product %.0f cycles, dp4a/dp2a %.2f, %.0f MHz, in %.0f ms\n",
+        (int)p.verdict, p.memory_bytes_per_s / 1e9, p.link_bytes_per_s / 1e9,
+        p.back_bytes_per_s / 1e9, p.flops / 1e12, p.mma_cycles, p.dp4a_per_dp2a, p.clock_hz / 1e6,
+        took);
+    verdict(p.verdict == DS4_PROBE_FULL,
+            "the probe finds full arithmetic (false on a locked card)");
+    verdict(p.memory_bytes_per_s > 1e11 && p.memory_bytes_per_s < 1e14 &&
+                p.link_bytes_per_s > 1e8 && p.link_bytes_per_s < 1e12 && p.flops > 1e11 &&
+                p.flops < 1e15 && p.mma_cycles > 8 && p.clock_hz > 3e8 && p.clock_hz < 4e9,
+            "the probe's rates are those of a card");
+    verdict(took < 100, "the probe takes less than 100 ms");
+}
+
+static void check_patterns(size_t bytes, size_t wrong_at)
+{
+    struct ds4_memory_faults faults = {.n = 0};
+    uint8_t *data = take(bytes);
+    uint64_t word;
+    double begin;
+
+    begin = seconds();
+    cuda->pattern_write(dev, data, bytes, 7);
+    cuda->pattern_check(dev, data, bytes, 7, &faults);
+    printf("      %.1f MiB written and read in %.1f ms\n", (double)bytes / (1 << 20),
+           (seconds() - begin) * 1e3);
+    verdict(faults.n == 0, "memory keeps a pattern");
+    cuda->download(dev, &word, data + wrong_at, sizeof(word));
+    word ^= 1u << 19;
+    cuda->upload(dev, data + wrong_at, &word, sizeof(word));
+    cuda->sync(dev);
+    cuda->pattern_check(dev, data, bytes, 7, &faults);
+    verdict(faults.n == 1 && faults.at[0] == wrong_at, "a flipped bit is found where it is");
+    cuda->pattern_write(dev, data, bytes, 0);
+    faults.n = 0;
+    cuda->pattern_check(dev, data, bytes, 0, &faults);
+    cuda->download(dev, &word, data + wrong_at, sizeof(word));
+    verdict(faults.n == 0 && word == 0, "the last pattern is zeros");
+}
+
+static void check_cards(void)
+{
+    static const char *const bad[] = {"99", "-1", "GPU-none", "ffff:ff:1f.0", "first"};
+    struct ds4_device_config config = {.card = NULL};
+
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        struct ds4_err err = {DS4_OK, ""};
+        char what[400];
+
+        config.card = bad[i];
+        verdict(cuda->open(&config, &err) == NULL && err.code == DS4_E_INVALID,
+                (snprintf(what, sizeof(what), "%s", err.msg), what));
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct ds4_device_config config = {.ordinal =
@@ -140,6 +206,11 @@ int main(int argc, char **argv)
     time_synth(DS4_DTYPE_IQ2_XXS);
     time_synth(DS4_DTYPE_Q8_0);
     check_spread();
+    check_probe();
+    check_patterns(((size_t)1 << 20) + 8,
+                   (size_t)1 << 20); /* an odd number of words, the last one */
+    check_patterns((size_t)4 << 30, ((size_t)3 << 30) + 8);
+    check_cards();
     cuda->close(dev);
     printf("%d passed, %d failed\n", n_passed, n_failed);
     return n_failed == 0 ? 0 : 1;

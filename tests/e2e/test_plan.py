@@ -30,7 +30,7 @@ class Plan(unittest.TestCase):
             for stage in rig["stages"]:
                 b = stage["bytes"]
                 parts = ["weights_device", "weights_mapped", "cache_blocks", "cache_rings",
-                         "step_buffers", "scratch", "spare"]
+                         "step_buffers", "scratch", "pipe", "spare"]
                 self.assertEqual(sum(b[p] for p in parts), b["total"])
                 self.assertLessEqual(b["total"], b["usable"])
                 self.assertEqual(b["spare"], 1 << 30)

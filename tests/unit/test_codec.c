@@ -786,6 +786,10 @@ static void random_small_messages_come_back_equal(void **state)
         health.kv_bytes = next(f);
         health.expert_steps = next(f);
         health.experts_touched = next(f);
+        health.probe = pick(f, 0, DS4_MAX_PROBE);
+        health.memory_bytes_per_s = pick_real(f, 0, 1e12F);
+        health.link_bytes_per_s = pick_real(f, 0, 1e12F);
+        health.flops = pick_real(f, 0, 1e15F);
         pick_text(f, health.message, sizeof(health.message));
         if (ds4_codec_encode_health(&health, &f->buf, &err) ||
             ds4_codec_decode_health(payload(f), health.generation, &f->arena, &health_out, &err))
