@@ -23,10 +23,11 @@ def answers(rig):
     return raw["choices"], chat["choices"], raw["usage"]
 
 
-def metric(rig, name):
-    """{stage: value} of a metric."""
+def metric(rig, name, without="nothing"):
+    """{stage: value} of a metric, of the rows that lack a text."""
     text = rig.request("GET", "/metrics")[2].decode()
-    rows = [line for line in text.splitlines() if line.startswith(name + "{")]
+    rows = [line for line in text.splitlines() if line.startswith(name + "{") and
+            without not in line]
     return {int(r.split('stage="')[1].split('"')[0]): float(r.split()[-1]) for r in rows}
 
 
@@ -50,6 +51,10 @@ class Synthetic(unittest.TestCase):
                     # One row uses 3 of 8 experts; prompts have more rows and use more.
                     self.assertGreaterEqual(n, 3 * steps[stage])
                     self.assertLessEqual(n, 8 * steps[stage])
+                for name in ("ds4_stage_flops", "ds4_stage_bandwidth_bytes_per_second"):
+                    self.assertGreater(min(metric(rig, name, 'of="link"').values()), 0)
+                self.assertEqual(set(metric(rig, "ds4_stage_probe", 'verdict="throttled"')),
+                                 set(range(stages)))
             finally:
                 rig.stop()
         self.assertEqual(got[0], got[1])

@@ -64,6 +64,65 @@ static void every_part_gets_its_settings(void **state)
     ds4_config_deinit(&config);
 }
 
+static void cards_of_the_settings_reach_their_stage(void **state)
+{
+    static const char text[] = "model { path = \"m\" }\ncluster { stages = 3 }\n"
+                               "gpu { device = {\"0\", \"0000:65:00.0\", \"GPU-1\"}\n"
+                               " memory_limit_mb = {8192}\n self_test = false\n"
+                               " cards = {\"64\", \"10\", \"80@3350\"} }\n";
+    static const char *const wrong[] = {
+        "gpu { device = {\"0\", \"1\"} }\n",
+        "gpu { memory_limit_mb = {1, 2} }\n",
+        "gpu { cards = {\"64\"} }\n",
+    };
+    struct ds4_worker_settings settings;
+    struct ds4_config config;
+    struct ds4_err err = {0};
+
+    (void)state;
+    if (fill(text, 1, &config, &settings, &err) || ds4_config_check(&config, &err))
+        fail_msg("%s", err.msg);
+    assert_string_equal(settings.stage.device.card, "0000:65:00.0");
+    assert_int_equal(settings.stage.device.ordinal, 1);
+    assert_int_equal(settings.stage.memory_limit_bytes, (size_t)8192 << 20);
+    assert_false(settings.stage.self_test);
+    assert_int_equal(settings.stage.n_card, 3);
+    assert_int_equal(settings.stage.card[1].gib, 10);
+    assert_true(settings.stage.card[2].gb_per_s == 3350);
+    ds4_config_deinit(&config);
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        if (ds4_config_init(&config, &err) ||
+            ds4_config_parse(&config, ds4_str_view("cluster { stages = 3 }"), "a", &err) ||
+            ds4_config_parse(&config, ds4_str_view(wrong[i]), "b", &err))
+            fail_msg("%s", err.msg);
+        assert_int_equal(ds4_config_check(&config, &err), -1);
+        assert_non_null(strstr(err.msg, "the cluster has 3 stages"));
+        ds4_config_deinit(&config);
+    }
+    assert_int_equal(
+        fill("model { path = \"m\" }\ngpu { cards = {\"8,8\"} }\n", 0, &config, &settings, &err),
+        -1);
+    assert_non_null(strstr(err.msg, "must be one card"));
+    ds4_config_deinit(&config);
+}
+
+static void no_words_about_cards_mean_the_next_one_whole_and_tested(void **state)
+{
+    struct ds4_worker_settings settings;
+    struct ds4_config config;
+    struct ds4_err err = {0};
+
+    (void)state;
+    assert_int_equal(
+        fill("model { path = \"m\" }\ncluster { stages = 4 }\n", 2, &config, &settings, &err), 0);
+    assert_null(settings.stage.device.card);
+    assert_int_equal(settings.stage.device.ordinal, 2);
+    assert_int_equal(settings.stage.memory_limit_bytes, 0);
+    assert_int_equal(settings.stage.n_card, 0);
+    assert_true(settings.stage.self_test);
+    ds4_config_deinit(&config);
+}
+
 static void rows_per_step_stay_below_the_wire_limit(void **state)
 {
     struct ds4_worker_settings settings;
@@ -151,6 +210,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_part_gets_its_settings),
+        cmocka_unit_test(cards_of_the_settings_reach_their_stage),
+        cmocka_unit_test(no_words_about_cards_mean_the_next_one_whole_and_tested),
         cmocka_unit_test(rows_per_step_stay_below_the_wire_limit),
         cmocka_unit_test(what_cannot_work_is_named),
         cmocka_unit_test(an_endpoint_too_long_is_refused),
