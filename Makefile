@@ -157,11 +157,11 @@ CHOICE := CUDA=$(CUDA) NCCL=$(NCCL) $(MARCH) $(COMMIT)
 $(BUILD)/choice: always
 	@mkdir -p $(@D)
 	@echo '$(CHOICE)' | cmp -s - $@ || echo '$(CHOICE)' >$@
-$(call obj,kernels/backend.c worker/pipe.c router/main.c worker/main.c): $(BUILD)/choice
+$(call obj,kernels/backend.c worker/pipe.c router/app.c worker/main.c): $(BUILD)/choice
 CFLAGS_kernels/backend := $(if $(SRC_cuda),-DDS4_HAVE_CUDA)
 CFLAGS_worker/pipe     := $(if $(filter 1,$(NCCL)),-DDS4_HAVE_NCCL)
 CFLAGS_worker/pipe_nccl := -isystem $(NCCL_HOME)/include -isystem $(CUDA_HOME)/include
-CFLAGS_router/main     := -DDS4_COMMIT='"$(COMMIT)"'
+CFLAGS_router/app      := -DDS4_COMMIT='"$(COMMIT)"'
 CFLAGS_worker/main     := -DDS4_COMMIT='"$(COMMIT)"'
 
 $(BUILD)/gen/proto/ds4.pb-c.c $(BUILD)/gen/proto/ds4.pb-c.h &: proto/ds4.proto

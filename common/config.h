@@ -172,6 +172,7 @@ struct ds4_config {
     } watchdog;
     struct {
         bool open;
+        bool vllm_aliases;
     } metrics;
     struct {
         unsigned int level; /* enum ds4_log_level */

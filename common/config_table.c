@@ -198,6 +198,7 @@ const struct ds4_setting ds4_settings[] = {
     NUM(watchdog, prefill_s, "120", 1, 3600, "s", "the same for a prefill step"),
 
     TXT(metrics, open, "false", "serve /metrics on a public address without a key"),
+    TXT(metrics, vllm_aliases, "true", "show what vLLM's boards look for under its names as well"),
 
     ONE_LIVE(log, level, "info", "error|warn|info|debug", "least important lines to write"),
 };

@@ -30,6 +30,21 @@ const struct ds4_buckets ds4_metric_buckets[] = {
     [DS4_BUCKETS_TOKENS] = {{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000,
                              50000, 100000, 200000, 500000, 1048576},
                             19},
+    [DS4_BUCKETS_VLLM_TTFT] = {{.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
+                                1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560},
+                               22},
+    [DS4_BUCKETS_VLLM_TOKEN] = {{.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5,
+                                 10, 20, 40, 80},
+                                19},
+    [DS4_BUCKETS_VLLM_REQUEST] = {{.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                                   30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680},
+                                  21},
+    [DS4_BUCKETS_VLLM_LENGTH] = {{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000,
+                                  20000, 50000, 100000, 200000, 500000, 1000000},
+                                 19},
+    [DS4_BUCKETS_VLLM_N] = {{1, 2, 5, 10, 20}, 5},
+    [DS4_BUCKETS_VLLM_STEP] = {{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384},
+                               13},
 };
 
 static const struct {
@@ -117,6 +132,7 @@ struct ds4_metrics *ds4_metrics_new(const char *model, struct ds4_err *err)
 
     if (m == NULL)
         goto fail;
+    m->aliases = true;
     m->model = strdup(model);
     if (m->model == NULL)
         goto fail;
@@ -131,6 +147,11 @@ fail:
     ds4_metrics_free(m);
     (void)ds4_fail(err, DS4_E_NOMEM, "no memory for metrics");
     return NULL;
+}
+
+void ds4_metrics_show_aliases(struct ds4_metrics *m, bool show)
+{
+    m->aliases = show;
 }
 
 void ds4_metrics_free(struct ds4_metrics *m)

@@ -37,6 +37,10 @@ struct ds4_metrics;
 struct ds4_metrics *ds4_metrics_new(const char *model, struct ds4_err *err) DS4_MUST_CHECK;
 void ds4_metrics_free(struct ds4_metrics *m);
 
+/* Whether the families that repeat what vLLM calls so (vllm:..., with its labels and buckets) are shown;
+ * they are at first. */
+void ds4_metrics_show_aliases(struct ds4_metrics *m, bool show);
+
 #define ds4_metric_labels(...) ((const char *const[DS4_METRIC_MAX_LABELS + 1]){__VA_ARGS__})
 
 /* Counter or gauge: += value. */

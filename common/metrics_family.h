@@ -20,6 +20,13 @@ enum ds4_bucket_list {
     DS4_BUCKETS_INTER_TOKEN,
     DS4_BUCKETS_STEP,
     DS4_BUCKETS_TOKENS,
+    /* vLLM's own lists: recording rules and boards made for it name them. */
+    DS4_BUCKETS_VLLM_TTFT,
+    DS4_BUCKETS_VLLM_TOKEN,
+    DS4_BUCKETS_VLLM_REQUEST,
+    DS4_BUCKETS_VLLM_LENGTH,
+    DS4_BUCKETS_VLLM_N,
+    DS4_BUCKETS_VLLM_STEP,
 };
 
 #define DS4_MAX_BUCKETS 24
@@ -55,6 +62,7 @@ struct ds4_info {
 
 struct ds4_metrics {
     char *model;
+    bool aliases; /* families named vllm:... are shown */
     struct ds4_family families[DS4_N_METRICS];
     _Atomic double *slots;
     DS4_VEC(struct ds4_info) infos;

@@ -85,7 +85,7 @@
     X(ADMITS, "ds4_admits_total", COUNTER, NONE, "kind=cold|warm|fork|partial_truncate",           \
       "Requests admitted by cache use")                                                            \
     X(ADMIT_REJECTS, "ds4_admit_rejects_total", COUNTER, NONE,                                     \
-      "reason=queue_full|queue_timeout|kv_capacity|context|rate|not_ready|draining|poisoned|"      \
+      "reason=queue_full|queue_timeout|kv_capacity|context|invalid|not_ready|draining|poisoned|"   \
       "other",                                                                                     \
       "Requests refused")                                                                          \
     X(BATCH_SEQUENCES, "ds4_batch_sequences", HISTOGRAM, TOKENS, DS4_STEPS, "Sequences per step")  \
@@ -96,6 +96,33 @@
       "Time from posting a step to its tokens")                                                    \
     X(PIPELINE_BUBBLE, "ds4_pipeline_bubble_ratio", GAUGE, NONE, "",                               \
       "Share of the stages' time, while steps were under way, that was not computing, over 10 s")  \
+    X(PREEMPTIONS, "ds4_preemptions_total", COUNTER, NONE, "reason=slow_client|restart",           \
+      "Running sequences that lost their place on the stages")                                     \
+    X(UNKNOWN_FIELDS, "ds4_request_unknown_fields_total", COUNTER, NONE,                           \
+      "field=mirostat|typical_p|tfs_z|dynatemp_range|dry_multiplier|xtc_probability|samplers|"     \
+      "keep_alive|options|format|num_ctx|think|raw|template|extra_body|thinking_budget|"           \
+      "max_thinking_tokens|reasoning_format|response_schema|top_a|epsilon_cutoff|prompt_template|" \
+      "other",                                                                                     \
+      "Members of requests that this server does not know")                                        \
+    X(PARAM_IGNORED, "ds4_param_ignored_total", COUNTER, NONE,                                     \
+      "field=stream_options|store|request_id|prompt_cache_key|user|metadata|service_tier|"         \
+      "safety_identifier|verbosity|prediction|web_search_options|priority|documents|"              \
+      "media_io_kwargs|id_slot|timings_per_token|sse_ping_interval|client_metadata|"               \
+      "max_tool_calls|prompt_cache_retention|context_management|container|mcp_servers|betas|"      \
+      "cache_control|other",                                                                       \
+      "Members of requests that are taken and do nothing")                                         \
+    X(WORKER_INFO, "ds4_worker_info", INFO, NONE, "", "What a stage runs on")                      \
+    X(WORKER_START_TIME, "ds4_worker_start_time_seconds", GAUGE, NONE, DS4_STAGE,                  \
+      "Start of the worker's process, Unix time")                                                  \
+    X(WORKER_CPU, "ds4_worker_cpu_seconds_total", COUNTER, NONE, DS4_STAGE,                        \
+      "User and system CPU time of the worker")                                                    \
+    X(CUDA_ERRORS, "ds4_cuda_errors_total", COUNTER, NONE,                                         \
+      DS4_STAGE ",code=214|700|710|714|716|719|other",                                             \
+      "Device faults that ended a worker, by CUDA's number")                                       \
+    X(STAGE_STEP_SECONDS, "ds4_stage_step_seconds", HISTOGRAM, STEP,                               \
+      DS4_STAGE ",kind=prefill|decode", "Computing time of one step on one stage")                 \
+    X(STAGE_BYTES, "ds4_stage_bytes_total", COUNTER, NONE, DS4_STAGE ",link=next|prev",            \
+      "Bytes of activations between stages")                                                       \
     X(WORKER_UP, "ds4_worker_up", GAUGE, NONE, DS4_STAGE, "Heartbeat is fresh")                    \
     X(WORKER_STATE, "ds4_worker_state", GAUGE, NONE,                                               \
       DS4_STAGE ",state=starting|loading|idle|forming|ready|draining|failed",                      \
@@ -200,6 +227,46 @@
       "Answers to the question with a known answer")                                               \
     X(CANARY_AGE_SECONDS, "ds4_canary_age_seconds", GAUGE, NONE, "",                               \
       "Time since the newest right answer of the canary")                                          \
+    X(VLLM_RUNNING, "vllm:num_requests_running", GAUGE, NONE, "", "Running requests")              \
+    X(VLLM_WAITING, "vllm:num_requests_waiting", GAUGE, NONE, "", "Waiting requests")              \
+    X(VLLM_KV_USAGE, "vllm:kv_cache_usage_perc", GAUGE, NONE, "", "Cache usage, 0 to 1")           \
+    X(VLLM_PROMPT, "vllm:prompt_tokens_total", COUNTER, NONE, "", "Prompt tokens")                 \
+    X(VLLM_GENERATION, "vllm:generation_tokens_total", COUNTER, NONE, "", "Generated tokens")      \
+    X(VLLM_PREEMPTIONS, "vllm:num_preemptions_total", COUNTER, NONE, "", "Preemptions")            \
+    X(VLLM_CACHE_QUERIES, "vllm:prefix_cache_queries_total", COUNTER, NONE, "",                    \
+      "Prompt tokens looked up in the prefix cache")                                               \
+    X(VLLM_CACHE_HITS, "vllm:prefix_cache_hits_total", COUNTER, NONE, "",                          \
+      "Prompt tokens found on the device")                                                         \
+    X(VLLM_EXTERNAL_QUERIES, "vllm:external_prefix_cache_queries_total", COUNTER, NONE, "",        \
+      "Prompt tokens looked up in host memory and on disk")                                        \
+    X(VLLM_EXTERNAL_HITS, "vllm:external_prefix_cache_hits_total", COUNTER, NONE, "",              \
+      "Prompt tokens found there")                                                                 \
+    X(VLLM_SUCCESS, "vllm:request_success_total", COUNTER, NONE,                                   \
+      "finished_reason=stop|length|abort|error|repetition", "Ended requests by reason")            \
+    X(VLLM_TTFT, "vllm:time_to_first_token_seconds", HISTOGRAM, VLLM_TTFT, "",                     \
+      "Time to first token")                                                                       \
+    X(VLLM_INTER_TOKEN, "vllm:inter_token_latency_seconds", HISTOGRAM, VLLM_TOKEN, "",             \
+      "Time per token after the first")                                                            \
+    X(VLLM_E2E, "vllm:e2e_request_latency_seconds", HISTOGRAM, VLLM_REQUEST, "",                   \
+      "Time from receipt to the end")                                                              \
+    X(VLLM_QUEUE_TIME, "vllm:request_queue_time_seconds", HISTOGRAM, VLLM_REQUEST, "",             \
+      "Time in the queue")                                                                         \
+    X(VLLM_PREFILL_TIME, "vllm:request_prefill_time_seconds", HISTOGRAM, VLLM_REQUEST, "",         \
+      "Time of the prefill")                                                                       \
+    X(VLLM_DECODE_TIME, "vllm:request_decode_time_seconds", HISTOGRAM, VLLM_REQUEST, "",           \
+      "Time of the decode")                                                                        \
+    X(VLLM_INFERENCE_TIME, "vllm:request_inference_time_seconds", HISTOGRAM, VLLM_REQUEST, "",     \
+      "Time of prefill and decode")                                                                \
+    X(VLLM_PROMPT_TOKENS, "vllm:request_prompt_tokens", HISTOGRAM, VLLM_LENGTH, "",                \
+      "Prompt tokens per request")                                                                 \
+    X(VLLM_GENERATION_LENGTH, "vllm:request_generation_tokens", HISTOGRAM, VLLM_LENGTH, "",        \
+      "Generated tokens per request")                                                              \
+    X(VLLM_MAX_TOKENS, "vllm:request_params_max_tokens", HISTOGRAM, VLLM_LENGTH, "",               \
+      "Output limit per request")                                                                  \
+    X(VLLM_PARAMS_N, "vllm:request_params_n", HISTOGRAM, VLLM_N, "", "n per request")              \
+    X(VLLM_ITERATION_TOKENS, "vllm:iteration_tokens_total", HISTOGRAM, VLLM_STEP, "",              \
+      "Rows per step")                                                                             \
+    X(VLLM_CACHE_CONFIG, "vllm:cache_config_info", INFO, NONE, "", "Shape of the cache")           \
     X(PROCESS_CPU, "process_cpu_seconds_total", COUNTER, NONE, "", "User and system CPU time")     \
     X(PROCESS_RSS, "process_resident_memory_bytes", GAUGE, NONE, "", "Resident memory")            \
     X(PROCESS_FDS, "process_open_fds", GAUGE, NONE, "", "Open file descriptors")                   \

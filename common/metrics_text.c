@@ -75,6 +75,18 @@ int ds4_metrics_set_info(struct ds4_metrics *m, enum ds4_metric id, int32_t stag
     return 0;
 }
 
+static bool is_alias(const char *name)
+{
+    return strncmp(name, "vllm:", 5) == 0;
+}
+
+static void append_model(const struct ds4_metrics *m, const char *name, struct ds4_buf *out)
+{
+    if (is_alias(name))
+        (void)ds4_buf_append_text(out, "engine=\"0\",");
+    append_label(out, is_alias(name) ? "model_name" : "model", m->model);
+}
+
 /* name{model="...",labels...,le="..."} value */
 static void append_series(const struct ds4_metrics *m, const struct ds4_family *family,
                           size_t series, const char *suffix, const double *le, double value,
@@ -83,7 +95,7 @@ static void append_series(const struct ds4_metrics *m, const struct ds4_family *
     size_t radix = family->n_series;
 
     (void)ds4_buf_appendf(out, "%s%s{", family->name, suffix);
-    append_label(out, "model", m->model);
+    append_model(m, family->name, out);
     for (size_t k = 0; k < family->n_labels; k++) {
         radix /= family->labels[k].values.len;
         (void)ds4_buf_append_byte(out, ',');
@@ -132,7 +144,7 @@ static void append_infos(const struct ds4_metrics *m, enum ds4_metric id, struct
         if (info->id != id)
             continue;
         (void)ds4_buf_appendf(out, "%s{", m->families[id].name);
-        append_label(out, "model", m->model);
+        append_model(m, m->families[id].name, out);
         if (info->stage >= 0)
             (void)ds4_buf_appendf(out, ",stage=\"%d\"", info->stage);
         (void)ds4_buf_appendf(out, "%s%s} 1\n", info->labels[0] == '\0' ? "" : ",", info->labels);
@@ -171,6 +183,8 @@ static void append_family(const struct ds4_metrics *m, enum ds4_metric id,
     const struct ds4_family *family = &m->families[id];
     bool has_head = false;
 
+    if (is_alias(family->name) && !m->aliases)
+        return;
     if (family->type == DS4_METRIC_INFO) {
         if (has_info(m, id)) {
             append_head(family, format, out);

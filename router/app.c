@@ -164,10 +164,12 @@ static int show_build(struct ds4_app *app, struct ds4_err *err)
 {
     const struct ds4_metric_pair pairs[] = {
         {"version", DS4_VERSION},
+        {"commit", DS4_COMMIT},
         {"weights", app->api.fingerprint},
         {"release", ds4_config_choice("model.release", app->api.release)},
     };
 
+    ds4_metrics_show_aliases(app->metrics, app->config->metrics.vllm_aliases);
     return ds4_metrics_set_info(app->metrics, DS4_M_BUILD_INFO, -1, pairs,
                                 sizeof(pairs) / sizeof(pairs[0]), err);
 }

@@ -10,6 +10,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/metrics.h"
+#include "common/service.h"
 #include "router/cluster_state.h"
 #include "router/sched/budget.h"
 #include "router/sched/sched.h"
@@ -287,6 +288,19 @@ static bool all_idle(const struct ds4_cluster *c)
     return true;
 }
 
+static void show_cache(const struct ds4_cluster *c)
+{
+    char block[16], n[16];
+    struct ds4_err err = {0};
+    const struct ds4_metric_pair pairs[] = {{"block_size", block}, {"num_gpu_blocks", n}};
+
+    snprintf(block, sizeof(block), "%d", DS4_BLOCK_TOK);
+    snprintf(n, sizeof(n), "%d", c->form.n_blocks);
+    if (ds4_metrics_set_info(c->config.metrics, DS4_M_VLLM_CACHE_CONFIG, -1, pairs,
+                             sizeof(pairs) / sizeof(pairs[0]), &err) != 0)
+        ds4_log(DS4_LOG_WARN, "metrics.info", "error=\"%s\"", err.msg);
+}
+
 static void joined(struct ds4_cluster *c, int64_t now_ns)
 {
     char text[64];
@@ -304,6 +318,7 @@ static void joined(struct ds4_cluster *c, int64_t now_ns)
     ds4_cluster_note(c, false, text, now_ns);
     ds4_log(DS4_LOG_INFO, "cluster.formed", "generation=%u took_ms=%" PRId64, c->generation,
             (now_ns - c->join_ns) / DS4_NS_PER_MS);
+    show_cache(c);
     ds4_metric_add(c->config.metrics, DS4_M_REFORMS, 1, "ok");
     ds4_metric_observe(c->config.metrics, DS4_M_REFORM_SECONDS,
                        (double)(now_ns - c->join_ns) / (double)DS4_NS_PER_SEC, NULL);
@@ -348,6 +363,23 @@ static void admit(struct ds4_cluster *c, struct ds4_worker *w, const struct ds4_
     w->health = (struct ds4_health){.stage = from->stage, .step_no = -1};
 }
 
+static void show_worker(const struct ds4_cluster *c, const struct ds4_hello *hello)
+{
+    char layers[32], boot[2 * DS4_ID_BYTES + 1];
+    struct ds4_err err = {0};
+    const struct ds4_metric_pair pairs[] = {
+        {"layers", layers},    {"backend", hello->backend}, {"device", hello->device},
+        {"host", hello->host}, {"boot_id", boot},
+    };
+
+    snprintf(layers, sizeof(layers), "%d-%d", hello->first_layer, hello->last_layer - 1);
+    for (int i = 0; i < DS4_ID_BYTES; i++)
+        snprintf(boot + 2 * (size_t)i, 3, "%02x", hello->boot_id[i]);
+    if (ds4_metrics_set_info(c->config.metrics, DS4_M_WORKER_INFO, hello->stage, pairs,
+                             sizeof(pairs) / sizeof(pairs[0]), &err) != 0)
+        ds4_log(DS4_LOG_WARN, "metrics.info", "error=\"%s\"", err.msg);
+}
+
 void ds4_cluster_hello(struct ds4_cluster *c, const struct ds4_peer *from,
                        const struct ds4_hello *hello, int64_t now_ns)
 {
@@ -367,6 +399,7 @@ void ds4_cluster_hello(struct ds4_cluster *c, const struct ds4_peer *from,
         admit(c, w, from, now_ns);
     w->hello = *hello;
     w->heard_ns = now_ns;
+    show_worker(c, hello);
     ds4_log(DS4_LOG_INFO, "worker.hello",
             "stage=%d layers=%d-%d backend=%s device=\"%s\" pid=%" PRId64, hello->stage,
             hello->first_layer, hello->last_layer - 1, hello->backend, hello->device, hello->pid);
@@ -466,6 +499,21 @@ void ds4_cluster_tokens(struct ds4_cluster *c, const struct ds4_peer *from,
     part(c, &err, now_ns);
 }
 
+/* CUDA's number of a fault, found by the words cudaGetErrorString() has for it. */
+static const char *fault_code(const char *message)
+{
+    static const char *const known[][2] = {
+        {"illegal memory access", "700"}, {"unspecified launch failure", "719"},
+        {"misaligned address", "716"},    {"uncorrectable ECC", "214"},
+        {"device-side assert", "710"},    {"hardware stack error", "714"},
+    };
+
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
+        if (strstr(message, known[i][0]) != NULL)
+            return known[i][1];
+    return "other";
+}
+
 void ds4_cluster_fatal(struct ds4_cluster *c, const struct ds4_peer *from,
                        const struct ds4_fatal_report *report, int64_t now_ns)
 {
@@ -475,6 +523,9 @@ void ds4_cluster_fatal(struct ds4_cluster *c, const struct ds4_peer *from,
     if (w == NULL)
         return;
     w->exit_code = report->exit_code;
+    if (report->exit_code == DS4_EXIT_DEVICE)
+        ds4_metric_add(c->config.metrics, DS4_M_CUDA_ERRORS, 1, ds4_metric_stage(from->stage),
+                       fault_code(report->message));
     ds4_log(DS4_LOG_ERROR, "worker.fatal",
             "stage=%d exit=%d generation=%u step=%" PRId64 " layer=%d message=\"%s\"", from->stage,
             report->exit_code, report->generation, report->step_no, report->layer, report->message);

@@ -234,6 +234,18 @@ static void export_stage(const struct ds4_cluster *c, const struct ds4_stage_vie
     ds4_metric_set(m, DS4_M_STAGE_WAIT, h->wait_recv_seconds, stage, "recv");
     ds4_metric_set(m, DS4_M_STAGE_WAIT, h->wait_token_seconds, stage, "token");
     ds4_metric_set(m, DS4_M_STAGE_WAIT, h->wait_command_seconds, stage, "command");
+    ds4_metric_set(m, DS4_M_STAGE_WAIT, h->wait_send_seconds, stage, "send");
+    ds4_metric_set_histogram(m, DS4_M_STAGE_STEP_SECONDS, h->step_time[DS4_TIMED_PREFILL].bucket,
+                             DS4_STEP_BUCKETS, h->step_time[DS4_TIMED_PREFILL].seconds,
+                             ds4_metric_labels(stage, "prefill"));
+    ds4_metric_set_histogram(m, DS4_M_STAGE_STEP_SECONDS, h->step_time[DS4_TIMED_DECODE].bucket,
+                             DS4_STEP_BUCKETS, h->step_time[DS4_TIMED_DECODE].seconds,
+                             ds4_metric_labels(stage, "decode"));
+    ds4_metric_set(m, DS4_M_STAGE_BYTES, (double)h->sent_bytes, stage, "next");
+    ds4_metric_set(m, DS4_M_STAGE_BYTES, (double)h->received_bytes, stage, "prev");
+    ds4_metric_set(m, DS4_M_WORKER_CPU, h->cpu_seconds, stage);
+    if (h->started_unix_s > 0)
+        ds4_metric_set(m, DS4_M_WORKER_START_TIME, (double)h->started_unix_s, stage);
     ds4_metric_set(m, DS4_M_STAGE_STEPS, (double)h->steps_done, stage);
     ds4_metric_set(m, DS4_M_EXPERT_STEPS, (double)h->expert_steps, stage);
     ds4_metric_set(m, DS4_M_EXPERTS_TOUCHED, (double)h->experts_touched, stage);
@@ -282,6 +294,60 @@ static void export_sched(const struct ds4_cluster *c, int64_t now_ns)
                    NULL);
 }
 
+static double gauge(const struct ds4_metrics *m, enum ds4_metric id, const char *label)
+{
+    return ds4_metric_value(m, id, ds4_metric_labels(label));
+}
+
+/* FINISH over all dialects. */
+static double ended(const struct ds4_metrics *m, enum ds4_end end)
+{
+    double sum = 0;
+
+    for (int a = 0; a < DS4_N_API; a++)
+        sum += ds4_metric_value(
+            m, DS4_M_FINISH, ds4_metric_labels(ds4_api_text((enum ds4_api)a), ds4_end_text(end)));
+    return sum;
+}
+
+/* What vLLM counts, from what we do; histograms are observed beside ours (sched/count.c), because its
+ * buckets differ. */
+static void export_aliases(struct ds4_metrics *m)
+{
+    double prompt = m == NULL ? 0 : ds4_metric_sum(m, DS4_M_PROMPT_TOKENS_SOURCE);
+
+    if (m == NULL)
+        return;
+    ds4_metric_set(m, DS4_M_VLLM_RUNNING,
+                   gauge(m, DS4_M_REQUESTS_INFLIGHT, "prefill") +
+                       gauge(m, DS4_M_REQUESTS_INFLIGHT, "decode"),
+                   NULL);
+    ds4_metric_set(m, DS4_M_VLLM_WAITING, gauge(m, DS4_M_REQUESTS_INFLIGHT, "queued"), NULL);
+    ds4_metric_set(m, DS4_M_VLLM_KV_USAGE, gauge(m, DS4_M_KV_USAGE, NULL), NULL);
+    ds4_metric_set(m, DS4_M_VLLM_PROMPT, prompt, NULL);
+    ds4_metric_set(m, DS4_M_VLLM_GENERATION,
+                   ds4_metric_sum(m, DS4_M_GENERATED_TOKENS) -
+                       gauge(m, DS4_M_GENERATED_TOKENS, "nudge"),
+                   NULL);
+    ds4_metric_set(m, DS4_M_VLLM_PREEMPTIONS, ds4_metric_sum(m, DS4_M_PREEMPTIONS), NULL);
+    ds4_metric_set(m, DS4_M_VLLM_CACHE_QUERIES, prompt, NULL);
+    ds4_metric_set(m, DS4_M_VLLM_CACHE_HITS, gauge(m, DS4_M_PROMPT_TOKENS_SOURCE, "hbm"), NULL);
+    ds4_metric_set(m, DS4_M_VLLM_EXTERNAL_QUERIES,
+                   prompt - gauge(m, DS4_M_PROMPT_TOKENS_SOURCE, "hbm"), NULL);
+    ds4_metric_set(m, DS4_M_VLLM_EXTERNAL_HITS,
+                   gauge(m, DS4_M_PROMPT_TOKENS_SOURCE, "host") +
+                       gauge(m, DS4_M_PROMPT_TOKENS_SOURCE, "disk"),
+                   NULL);
+    ds4_metric_set(m, DS4_M_VLLM_SUCCESS,
+                   ended(m, DS4_END_EOS) + ended(m, DS4_END_STOP) + ended(m, DS4_END_TOOL_CALLS),
+                   "stop");
+    ds4_metric_set(m, DS4_M_VLLM_SUCCESS, ended(m, DS4_END_LENGTH) + ended(m, DS4_END_CONTEXT),
+                   "length");
+    ds4_metric_set(m, DS4_M_VLLM_SUCCESS, ended(m, DS4_END_CANCELLED), "abort");
+    ds4_metric_set(m, DS4_M_VLLM_SUCCESS, ended(m, DS4_END_ERROR), "error");
+    ds4_metric_set(m, DS4_M_VLLM_SUCCESS, ended(m, DS4_END_REPETITION), "repetition");
+}
+
 void ds4_cluster_export(const struct ds4_cluster *c, int64_t now_ns)
 {
     struct ds4_metrics *m = c->config.metrics;
@@ -296,4 +362,5 @@ void ds4_cluster_export(const struct ds4_cluster *c, int64_t now_ns)
     for (int32_t s = 0; s < view.n_stage; s++)
         export_stage(c, &view.stage[s]);
     export_sched(c, now_ns);
+    export_aliases(m);
 }

@@ -475,6 +475,17 @@ static int check_ready(const struct ds4_answer *answer, struct ds4_api_error *er
     return -1;
 }
 
+/* What the scheduler never saw; it counts its own refusals. */
+static void count_refusal(const struct ds4_answer *answer, const char *reason)
+{
+    struct ds4_metrics *m = answer->context->metrics;
+    const char *api = ds4_api_text(answer->dialect->api);
+
+    ds4_metric_add(m, DS4_M_REQUESTS_STARTED, 1, api);
+    ds4_metric_add(m, DS4_M_REQUESTS, 1, api, "refused");
+    ds4_metric_add(m, DS4_M_ADMIT_REJECTS, 1, reason);
+}
+
 static void set_headers(struct ds4_answer *answer)
 {
     const struct ds4_request *req = answer->choice[0].req;
@@ -577,7 +588,11 @@ void ds4_answer_start(const struct ds4_api_context *context, const struct ds4_di
     }
     answer->in_start = true;
     ds4_exchange_on_gone(x, on_gone, answer);
-    if (check_ready(answer, &error) == 0 && dialect->parse(answer, &error) == 0) {
+    if (check_ready(answer, &error) != 0) {
+        count_refusal(answer, strcmp(error.code, "draining") == 0 ? "draining" : "not_ready");
+    } else if (dialect->parse(answer, &error) != 0) {
+        count_refusal(answer, "invalid");
+    } else {
         set_headers(answer);
         if ((!answer->stream || open_stream(answer, &error) == 0) &&
             submit_all(answer, &error) == 0) {

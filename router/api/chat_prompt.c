@@ -53,9 +53,9 @@ int ds4_chat_prompt_render(const struct ds4_api_context *context, struct ds4_are
                           &prompt->ids, &err) != 0)
         return ds4_api_fail_err(error, "messages", &err);
     ds4_metric_observe(context->metrics, DS4_M_RENDER_SECONDS,
-                       (double)(rendered_ns - begin_ns) / (double)DS4_NS_PER_SEC, "");
+                       (double)(rendered_ns - begin_ns) / (double)DS4_NS_PER_SEC, NULL);
     ds4_metric_observe(context->metrics, DS4_M_TOKENIZE_SECONDS,
-                       (double)(ds4_clock_ns() - rendered_ns) / (double)DS4_NS_PER_SEC, "");
+                       (double)(ds4_clock_ns() - rendered_ns) / (double)DS4_NS_PER_SEC, NULL);
     return 0;
 }
 

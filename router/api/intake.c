@@ -6,6 +6,7 @@
 #include "router/api/intake.h"
 
 #include "common/metrics.h"
+#include "router/api/fields.h"
 #include "router/api/format.h"
 #include "router/api/models.h"
 #include "router/api/params.h"
@@ -55,6 +56,8 @@ int ds4_intake_run(struct ds4_answer *answer, ds4_intake_fn read, struct ds4_api
     rc = ds4_body_init(&body, ds4_exchange_body(answer->x), error);
     if (rc == 0)
         rc = read(answer, &body, &prompt, error);
+    if (rc == 0)
+        ds4_fields_count(answer->context->metrics, answer->dialect->api, body.json);
     ds4_chat_prompt_deinit(&prompt);
     ds4_body_deinit(&body);
     return rc;

@@ -21,6 +21,9 @@ void ds4_count_refused(struct ds4_metrics *m, enum ds4_api api, enum ds4_reason 
     else if (reason == DS4_REASON_LOADING || reason == DS4_REASON_STAGE_DOWN ||
              reason == DS4_REASON_RESTARTED)
         why = "not_ready";
+    else if (reason == DS4_REASON_INVALID)
+        why = "invalid";
+    ds4_metric_add(m, DS4_M_REQUESTS_STARTED, 1, ds4_api_text(api));
     ds4_metric_add(m, DS4_M_ADMIT_REJECTS, 1, why);
     ds4_metric_add(m, DS4_M_REQUESTS, 1, ds4_api_text(api), "refused");
 }
@@ -56,6 +59,11 @@ void ds4_count_admitted(struct ds4_metrics *m, const struct ds4_request *req,
                        seconds(req->timing.queued_ns, req->timing.admitted_ns),
                        ds4_api_text(req->api));
     ds4_metric_observe(m, DS4_M_PROMPT_TOKENS, req->n_prompt, ds4_api_text(req->api));
+    ds4_metric_observe(m, DS4_M_VLLM_QUEUE_TIME,
+                       seconds(req->timing.queued_ns, req->timing.admitted_ns), NULL);
+    ds4_metric_observe(m, DS4_M_VLLM_PROMPT_TOKENS, req->n_prompt, NULL);
+    ds4_metric_observe(m, DS4_M_VLLM_MAX_TOKENS, req->max_new, NULL);
+    ds4_metric_observe(m, DS4_M_VLLM_PARAMS_N, req->n_choice, NULL);
 }
 
 void ds4_count_step(struct ds4_metrics *m, int32_t n_entry, int32_t n_decode, int32_t n_row,
@@ -69,6 +77,12 @@ void ds4_count_step(struct ds4_metrics *m, int32_t n_entry, int32_t n_decode, in
     ds4_metric_observe(m, DS4_M_BATCH_SEQUENCES, n_entry, kind);
     ds4_metric_observe(m, DS4_M_BATCH_TOKENS, n_row, kind);
     ds4_metric_observe(m, DS4_M_STEP_SECONDS, seconds(0, took_ns), kind);
+    ds4_metric_observe(m, DS4_M_VLLM_ITERATION_TOKENS, n_row, NULL);
+}
+
+void ds4_count_preempted(struct ds4_metrics *m, const char *reason)
+{
+    ds4_metric_add(m, DS4_M_PREEMPTIONS, 1, reason);
 }
 
 static const char *mode_text(const struct ds4_request *req)
@@ -95,6 +109,7 @@ void ds4_count_burst(struct ds4_metrics *m, int32_t n_token, int64_t gap_ns)
         return;
     ds4_metric_observe(m, DS4_M_STEP_GAP_SECONDS, seconds(0, gap_ns), NULL);
     ds4_metric_observe(m, DS4_M_INTER_TOKEN_SECONDS, seconds(0, gap_ns) / n_token, NULL);
+    ds4_metric_observe(m, DS4_M_VLLM_INTER_TOKEN, seconds(0, gap_ns) / n_token, NULL);
 }
 
 static const char *outcome(enum ds4_end end, enum ds4_reason reason)
@@ -196,6 +211,7 @@ void ds4_count_done(struct ds4_metrics *m, const struct ds4_request *req, enum d
     if (reason == DS4_REASON_RESTARTED || reason == DS4_REASON_STAGE_DOWN)
         ds4_metric_add(m, DS4_M_REQUESTS_FAILED_BY_RESTART, 1, NULL);
     ds4_metric_observe(m, DS4_M_E2E_SECONDS, seconds(at->received_ns, at->done_ns), api);
+    ds4_metric_observe(m, DS4_M_VLLM_E2E, seconds(at->received_ns, at->done_ns), NULL);
     if (at->first_token_ns == 0)
         return;
     ds4_metric_observe(m, DS4_M_TTFT_SECONDS, seconds(at->received_ns, at->first_token_ns), api,
@@ -203,6 +219,14 @@ void ds4_count_done(struct ds4_metrics *m, const struct ds4_request *req, enum d
     ds4_metric_observe(m, DS4_M_PREFILL_SECONDS, seconds(at->admitted_ns, at->first_token_ns), api);
     ds4_metric_observe(m, DS4_M_DECODE_SECONDS, seconds(at->first_token_ns, at->last_token_ns),
                        api);
+    ds4_metric_observe(m, DS4_M_VLLM_TTFT, seconds(at->received_ns, at->first_token_ns), NULL);
+    ds4_metric_observe(m, DS4_M_VLLM_PREFILL_TIME, seconds(at->admitted_ns, at->first_token_ns),
+                       NULL);
+    ds4_metric_observe(m, DS4_M_VLLM_DECODE_TIME, seconds(at->first_token_ns, at->last_token_ns),
+                       NULL);
+    ds4_metric_observe(m, DS4_M_VLLM_INFERENCE_TIME, seconds(at->admitted_ns, at->last_token_ns),
+                       NULL);
+    ds4_metric_observe(m, DS4_M_VLLM_GENERATION_LENGTH, usage->completion_tok, NULL);
     ds4_metric_observe(m, DS4_M_COMPLETION_TOKENS, usage->completion_tok, api);
     ds4_metric_observe(m, DS4_M_REASONING_TOKENS, usage->reasoning_tok, api);
     ds4_metric_add(m, DS4_M_GENERATED_TOKENS, usage->reasoning_tok, "reasoning");

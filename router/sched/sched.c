@@ -291,6 +291,8 @@ void ds4_sched_stop(struct ds4_sched *s, enum ds4_reason reason, const struct ds
     s->seqs = (struct ds4_seqs){0};
     drop_generation(s);
     for (size_t i = 0; i < seqs.len; i++) {
+        if (seqs.ptr[i]->req != NULL && !seqs.ptr[i]->req->internal)
+            ds4_count_preempted(s->config.metrics, "restart");
         if (seqs.ptr[i]->req != NULL)
             ds4_engine_finish(s, seqs.ptr[i]->req, DS4_END_ERROR, reason, -1, now_ns, why);
         ds4_seq_free(seqs.ptr[i]);
@@ -500,8 +502,11 @@ void ds4_sched_pause(struct ds4_sched *s, struct ds4_request *req, bool paused)
 {
     struct ds4_seq *seq = seq_of(s, req);
 
-    if (seq != NULL)
-        seq->paused = paused;
+    if (seq == NULL || seq->paused == paused)
+        return;
+    seq->paused = paused;
+    if (paused)
+        ds4_count_preempted(s->config.metrics, "slow_client");
 }
 
 /* ---- one turn of the loop ------------------------------------------------------------------------- */

@@ -225,7 +225,9 @@ static void a_full_exposition_is_accepted_by_promtool(void **state)
     pid_t child;
 
     touch_everything(*state);
+    ds4_metrics_show_aliases(*state, false); /* promtool wants colons in recording rules only */
     text = render(*state, DS4_METRICS_PROMETHEUS);
+    assert_null(strstr(text, "vllm:"));
     assert_int_equal(pipe(pipe_fd), 0);
     child = fork();
     if (child == 0) {
@@ -253,6 +255,49 @@ static void a_full_exposition_is_accepted_by_promtool(void **state)
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+static void aliases_carry_vllms_labels_and_buckets(void **state)
+{
+    char *text;
+
+    ds4_metric_observe((struct ds4_metrics *)*state, DS4_M_VLLM_TTFT, 1.7, NULL);
+    ds4_metric_set((struct ds4_metrics *)*state, DS4_M_VLLM_SUCCESS, 3, "stop");
+    text = render(*state, DS4_METRICS_PROMETHEUS);
+    assert_non_null(strstr(text, "vllm:time_to_first_token_seconds_bucket{engine=\"0\","
+                                 "model_name=\"ds4-tiny\",le=\"2.5\"} 1\n"));
+    assert_non_null(strstr(text, "vllm:time_to_first_token_seconds_bucket{engine=\"0\","
+                                 "model_name=\"ds4-tiny\",le=\"1\"} 0\n"));
+    assert_null(strstr(text, "vllm:time_to_first_token_seconds_bucket{engine=\"0\","
+                             "model_name=\"ds4-tiny\",le=\"2\"}"));
+    assert_non_null(strstr(text, "vllm:request_success_total{engine=\"0\","
+                                 "model_name=\"ds4-tiny\",finished_reason=\"stop\"} 3\n"));
+    free(text);
+}
+
+static void a_histogram_can_be_set_as_a_whole(void **state)
+{
+    uint64_t bucket[DS4_METRIC_STEP_BUCKETS] = {
+        [0] = 2, [4] = 1, [DS4_METRIC_STEP_BUCKETS - 1] = 3};
+    struct ds4_metrics *m = *state;
+    char *text;
+
+    assert_int_equal(ds4_metric_step_bucket(0.0005), 0);
+    assert_int_equal(ds4_metric_step_bucket(0.012), 4);
+    assert_int_equal(ds4_metric_step_bucket(31), DS4_METRIC_STEP_BUCKETS - 1);
+    ds4_metric_set_histogram(m, DS4_M_STAGE_STEP_SECONDS, bucket, DS4_METRIC_STEP_BUCKETS, 99.5,
+                             ds4_metric_labels("2", "decode"));
+    ds4_metric_set_histogram(m, DS4_M_STAGE_STEP_SECONDS, bucket, 7, 1,
+                             ds4_metric_labels("3", "decode")); /* another list: ignored */
+    text = render(m, DS4_METRICS_PROMETHEUS);
+    assert_non_null(strstr(text, "ds4_stage_step_seconds_bucket{model=\"ds4-tiny\",stage=\"2\","
+                                 "kind=\"decode\",le=\"0.008\"} 2\n"));
+    assert_non_null(strstr(text, "stage=\"2\",kind=\"decode\",le=\"0.012\"} 3\n"));
+    assert_non_null(strstr(text, "stage=\"2\",kind=\"decode\",le=\"+Inf\"} 6\n"));
+    assert_non_null(strstr(text, "ds4_stage_step_seconds_sum{model=\"ds4-tiny\",stage=\"2\","
+                                 "kind=\"decode\"} 99.5\n"));
+    assert_null(strstr(text, "stage=\"3\""));
+    free(text);
+}
+
 static void openmetrics_differs_where_it_must(void **state)
 {
     char *text;
@@ -272,9 +317,11 @@ static void names_follow_the_conventions(void **state)
 
     for (int id = 0; id < DS4_N_METRICS; id++) {
         name = m->families[id].name;
-        assert_true(strncmp(name, "ds4_", 4) == 0 || strncmp(name, "process_", 8) == 0);
-        assert_int_equal(m->families[id].type == DS4_METRIC_COUNTER,
-                         ds4_str_ends(ds4_str_view(name), DS4_STR("_total")));
+        assert_true(strncmp(name, "ds4_", 4) == 0 || strncmp(name, "process_", 8) == 0 ||
+                    strncmp(name, "vllm:", 5) == 0);
+        if (strcmp(name, "vllm:iteration_tokens_total") != 0) /* a histogram there */
+            assert_int_equal(m->families[id].type == DS4_METRIC_COUNTER,
+                             ds4_str_ends(ds4_str_view(name), DS4_STR("_total")));
         assert_int_equal(m->families[id].type == DS4_METRIC_INFO,
                          ds4_str_ends(ds4_str_view(name), DS4_STR("_info")));
         assert_int_equal(m->families[id].type == DS4_METRIC_HISTOGRAM,
@@ -300,6 +347,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(threads_lose_no_observation, start, stop),
         cmocka_unit_test_setup_teardown(the_process_is_measured, start, stop),
         cmocka_unit_test_setup_teardown(a_full_exposition_is_accepted_by_promtool, start, stop),
+        cmocka_unit_test_setup_teardown(aliases_carry_vllms_labels_and_buckets, start, stop),
+        cmocka_unit_test_setup_teardown(a_histogram_can_be_set_as_a_whole, start, stop),
         cmocka_unit_test_setup_teardown(openmetrics_differs_where_it_must, start, stop),
         cmocka_unit_test_setup_teardown(names_follow_the_conventions, start, stop),
     };
