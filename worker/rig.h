@@ -11,6 +11,7 @@
 #include "common/buf.h"
 #include "common/err.h"
 #include "common/model.h"
+#include "worker/card.h"
 #include "worker/plan.h"
 #include "worker/stage.h"
 #include "worker/weights.h"
@@ -18,15 +19,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#define DS4_RIG_MODEL_TOK 16384 /* context at which speed is estimated, if the rig has so much */
-
-/* "8,8,10,80" or "80@3350": GiB, optionally with GB/s where the class's figure does not fit.  Returns the
- * number of cards, at most DS4_MAX_STAGES, or -1 with DS4_E_INVALID. */
-int32_t ds4_cards_parse(const char *text, struct ds4_card *out, struct ds4_err *err) DS4_MUST_CHECK;
-
-/* What a process can use of a card: its size less the driver's context. */
-size_t ds4_card_usable_bytes(size_t total_bytes);
 
 struct ds4_rig_stage {
     struct ds4_card card;

@@ -24,6 +24,7 @@
 #include "common/model.h"
 #include "kernels/backend.h"
 #include "proto/message.h"
+#include "worker/card.h"
 #include "worker/pipe.h"
 
 #include <stdbool.h>
@@ -36,12 +37,6 @@ struct ds4_weights_size;
 
 /* See `planned` below. */
 typedef void (*ds4_planned_fn)(void *arg, const struct ds4_stage *st);
-
-/* A card as far as planning goes. */
-struct ds4_card {
-    int32_t gib;     /* as it is sold: 8, 10, 32, 40, 64, 80 */
-    double gb_per_s; /* sustained reads */
-};
 
 struct ds4_stage_config {
     const char *model_path; /* GGUF, first part of a split file */
