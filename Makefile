@@ -102,7 +102,7 @@ FUZZERS  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz
 SCRIPTED := $(BUILD)/tests/programs/ds4_scripted
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(wildcard bench/bench_*.c))
 
-.PHONY: help all deps deps-dev deps-deb check check-unit check-quick check-fuzz check-e2e check-page check-faults bench fuzz format gpu \
+.PHONY: help all deps deps-dev deps-deb check check-unit check-quick check-fuzz check-newcomer check-e2e check-page check-faults bench fuzz format gpu \
         lint install deb example demo soak clean tests always
 .SECONDARY:
 .DELETE_ON_ERROR:
@@ -262,6 +262,9 @@ check-faults: $(FAULT_TESTS) $(BINS) ## with FAULTS=1: what each deliberate faul
 check-page: $(BINS) ## the status page in a headless Chromium, which it installs
 	@tests/install.sh "$(SUDO)" chromium
 	@tests/run.sh $(CONFIG) tests/e2e/check_page.py
+check-newcomer: ## README and INSTALL.md, command by command on a bare Debian root (root, network, minutes)
+	@tests/install.sh "$(SUDO)" debootstrap iproute2 procps
+	@tests/newcomer.sh
 soak: $(BINS) ## concurrent streams for SOAK_SECONDS, then each stage killed 20 times under load
 	python3 tests/e2e/test_streams.py --config $(CONFIG) --seconds $(SOAK_SECONDS)
 	python3 tests/e2e/test_service.py Kills --config $(CONFIG) --seconds $(SOAK_SECONDS)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import e2e  # noqa: E402
@@ -60,6 +61,79 @@ elif arg == "topo":
 else:
     print("| NVIDIA-SMI %%s    Driver Version: %%s    CUDA Version: %%s     |" %% (
         d["cards"][0]["driver_version"], d["cards"][0]["driver_version"], d["cuda"]))
+"""
+# Enough of libcuda, libcublas and libnccl for the doctor: three cards of 3 GiB whose memory is a sparse
+# mapping.  FAKE=fold makes card 1 wrap at 512 MiB; slow, sum, hang and crash are what they say.
+LIBRARIES = r"""
+#define _GNU_SOURCE
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#define CARDS 3
+#define SPACE (4UL << 30)
+static char *memory[CARDS];
+static size_t used[CARDS];
+static int current;
+static int faked(const char *what) { const char *f = getenv("FAKE"); return f && !strcmp(f, what); }
+int cuInit(unsigned f) { (void)f; return 0; }
+int cuDeviceGetCount(int *n) { *n = CARDS; return 0; }
+int cuDeviceGet(int *d, int i) { *d = i; return 0; }
+int cuDevicePrimaryCtxRetain(void **c, int d) { *c = (void *)(intptr_t)(d + 1); return 0; }
+int cuCtxSetCurrent(void *c) { current = (int)(intptr_t)c - 1; return 0; }
+int cuCtxSynchronize(void) { return 0; }
+int cuMemGetInfo_v2(size_t *f, size_t *t) { *f = 3UL << 30; *t = 3UL << 30; return 0; }
+int cuMemAlloc_v2(uint64_t *p, size_t n)
+{
+    if (memory[current] == NULL)
+        memory[current] = mmap(NULL, SPACE, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    *p = (uint64_t)(memory[current] + used[current]);
+    used[current] += n;
+    return used[current] > SPACE ? 2 : 0;
+}
+int cuMemsetD32_v2(uint64_t p, unsigned v, size_t n)
+{
+    for (size_t i = 0; i < n && n <= (1 << 20); i++)
+        ((unsigned *)p)[i] = v;
+    return 0;
+}
+struct copy { size_t sx, sy; int st; char *sh; uint64_t sd; void *sa; size_t sp, dx, dy; int dt; char *dh;
+              uint64_t dd; void *da; size_t dp, w, h; };
+static char *fold(uint64_t p)
+{
+    size_t at = (size_t)((char *)p - memory[current]);
+    return memory[current] + (faked("fold") && current == 1 ? at % (512UL << 20) : at);
+}
+int cuMemcpy2D_v2(const struct copy *c)
+{
+    for (size_t y = 0; y < c->h; y++)
+        memcpy(c->dt == 1 ? c->dh + y * c->dp : fold(c->dd + y * c->dp),
+               c->st == 1 ? c->sh + y * c->sp : fold(c->sd + y * c->sp), c->w);
+    return 0;
+}
+int cublasCreate_v2(void **h) { *h = memory; return 0; }
+int cublasGemmEx(void) { if (faked("slow")) usleep(100000); return 0; }
+int ncclGetVersion(int *v) { *v = 22809; return 0; }
+int ncclCommInitAll(void **c, int n, const int *d)
+{
+    for (int i = 0; i < n; i++)
+        c[i] = (void *)(intptr_t)(d[i] + 1);
+    if (faked("crash"))
+        abort();
+    return 0;
+}
+int ncclGroupStart(void) { return 0; }
+int ncclGroupEnd(void) { while (faked("hang")) pause(); return 0; }
+int ncclAllReduce(const void *s, unsigned *r, size_t n, int type, int op, void *comm, void *stream)
+{
+    (void)s; (void)comm; (void)stream;
+    for (size_t i = 0; i < n; i++)
+        r[i] = faked("sum") || type != 2 || op != 0 ? 5 : CARDS * (CARDS + 1) / 2;
+    return 0;
+}
 """
 CPUINFO = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3 avx2\n\n"
 MEMINFO = "MemTotal:       65000000 kB\nMemFree:         1000000 kB\nMemAvailable:   60000000 kB\n"
@@ -203,8 +277,8 @@ class Cpu(Doctor):
         self.assertFinds("kernel", "fail", "nouveau")
 
 
-class Cards(Doctor):
-    """A rig of four cards on which everything is right, and then one thing is not."""
+class Rig(Doctor):
+    """A rig of four cards on which everything is right."""
 
     def setUp(self):
         super().setUp()
@@ -232,6 +306,10 @@ class Cards(Doctor):
     def examine(self, *only):
         self.write("rig.json", json.dumps(self.rig))
         return super().examine(*only)
+
+
+class Cards(Rig):
+    """And then one thing is not."""
 
     def test_a_good_rig_is_good(self):
         checks = ("driver", "nodes", "cards", "throttle", "link", "p2p", "xid", "clients")
@@ -327,6 +405,64 @@ class Cards(Doctor):
         self.assertFinds("cards", "fail", "GPU-dead-beef, which is not here")
         self.rig["cards"].pop()
         self.assertFinds("cards", "warn", "4 stages on 3 cards")
+
+
+class CardTests(Rig):
+    """What runs on the cards, on libraries that behave as told."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.libraries = tempfile.mkdtemp(prefix="ds4-doctor-lib-")
+        cls.addClassCleanup(shutil.rmtree, cls.libraries)
+        first = os.path.join(cls.libraries, "libcuda.so.1")
+        subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-w", "-x", "c", "-", "-o", first], input=LIBRARIES,
+                       text=True, check=True, timeout=60)
+        for name in ("libcublas.so.13", "libnccl.so.2"):
+            os.symlink(first, os.path.join(cls.libraries, name))
+
+    def setUp(self):
+        super().setUp()
+        self.options += ["--card-tests"]
+
+    def fake(self, what):
+        environment = mock.patch.dict(os.environ, {"LD_LIBRARY_PATH": self.libraries, "FAKE": what})
+        environment.start()
+        self.addCleanup(environment.stop)
+
+    def test_good_cards_pass(self):
+        self.fake("")
+        status, found = self.examine("memtest", "rates", "nccltest")
+        self.assertEqual(status, 0, found)
+        self.assertEqual([f["text"] for f in found["memtest"]],
+                         ["card %d: 1.0 GiB of 3.0 GiB hold what was written" % n for n in range(3)])
+        self.assertEqual({f["verdict"] for f in found["rates"]}, {"ok"})
+        self.assertEqual([f["text"] for f in found["nccltest"]], ["3 cards added 4 MiB correctly"])
+
+    def test_memory_that_folds_is_found_on_its_card(self):
+        self.fake("fold")
+        said = self.assertFinds("memtest", "fail", "card 1")
+        self.assertIn("8192 pages hold another's number, the first at 0 MiB", said)
+        _, found = self.examine("memtest")
+        self.assertEqual([f["verdict"] for f in found["memtest"]], ["ok", "fail", "ok"])
+
+    def test_a_throttled_card_is_found(self):
+        self.fake("slow")
+        self.assertFinds("rates", "warn", "throttled")
+
+    def test_nccl_that_computes_wrongly_hangs_or_crashes(self):
+        self.fake("sum")
+        self.assertFinds("nccltest", "fail", "wrong sum")
+        self.fake("crash")
+        self.assertFinds("nccltest", "fail", "ended with -6")
+        self.fake("hang")
+        with mock.patch.object(doctor, "CARD_TEST_S", 1):
+            self.assertFinds("nccltest", "fail", "no end within 1 s")
+
+    def test_without_the_flag_or_the_libraries_it_says_so(self):
+        self.options.pop()
+        self.assertFinds("memtest", "skip", "--card-tests")
+        self.options.append("--card-tests")
+        self.assertFinds("nccltest", "fail", "there is no libcuda.so.1")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Units(unittest.TestCase):
         self.addCleanup(self.rig.stop)
         self.replace = {"/usr/sbin": self.rig.bin_dir, "/usr/libexec": self.rig.bin_dir,
                         "/etc/ds4/ds4.conf": self.rig.config}
-        self.listen = listen_of(SOCKET, "127.0.0.1:%d" % self.rig.port) if sock else None
+        self.listen = listen_of(SOCKET, address="127.0.0.1:%d" % self.rig.port) if sock else None
         if sock:
             self.addCleanup(self.listen.close)
         self.router = self.service(ROUTER, "router", router or QUICK, listen=self.listen)
@@ -173,7 +173,7 @@ class Socket(Units):
         with open(os.path.join(self.rig.folder, "router.log"), encoding="utf-8") as log:
             self.assertIn("the socket of the service manager wins", log.read())
         self.router.stop()
-        with listen_of(SOCKET, "0.0.0.0:0") as public:
+        with listen_of(SOCKET, address="0.0.0.0:0") as public:
             service = self.service(ROUTER, "public", QUICK, listen=public)
             service.start()
             service.wait_state("failed")

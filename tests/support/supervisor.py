@@ -3,7 +3,7 @@
 What it knows: ExecStart, ExecReload, Environment, Type=notify with READY, STATUS, STOPPING, WATCHDOG and
 EXTEND_TIMEOUT_USEC from the main process only, TimeoutStartSec, WatchdogSec with WatchdogSignal and
 TimeoutAbortSec, TimeoutStopSec, Restart with RestartSec and RestartPreventExitStatus, StartLimit*, and one
-socket passed in as descriptor 3.  What it does not: sandboxing, users, other units, drop-ins.
+socket passed in as descriptor 3.  What it does not: sandboxing, other units, drop-ins of services.
 
 Each service is one thread: start, watch, decide whether to start again.  `history` is what happened,
 oldest first, as (event, detail) pairs.
@@ -36,39 +36,41 @@ def seconds(text):
     return total
 
 
-def read_unit(path):
-    """{"Service": {"Restart": ["on-failure"], ...}, ...}; an empty assignment clears a list."""
+def read_unit(*paths):
+    """{"Service": {"Restart": ["on-failure"], ...}, ...} of a unit file and its drop-ins; an empty
+    assignment clears a list."""
     sections, name = {}, None
-    with open(path, encoding="utf-8") as lines:
-        for line in lines:
-            line = line.strip()
-            if not line or line[0] in "#;":
-                continue
-            if line[0] == "[":
-                name = line[1:-1]
-                sections.setdefault(name, {})
-                continue
-            key, _, value = line.partition("=")
-            values = sections[name].setdefault(key, [])
-            if value:
-                values.append(value)
-            else:
-                values.clear()
+    for path in paths:
+        with open(path, encoding="utf-8") as lines:
+            for line in map(str.strip, lines):
+                if not line or line[0] in "#;":
+                    continue
+                if line[0] == "[":
+                    name = line[1:-1]
+                    sections.setdefault(name, {})
+                    continue
+                key, _, value = line.partition("=")
+                values = sections[name].setdefault(key, [])
+                if value:
+                    values.append(value)
+                else:
+                    values.clear()
     return sections
 
 
 class Service(threading.Thread):
     """One service.  `replace` are texts of the unit file to exchange (paths); `settings` override
-    directives of [Unit] and [Service]; `listen` is the listening socket of its socket unit."""
+    directives of [Unit] and [Service]; `listen` is the listening socket of its socket unit; with
+    `as_user` the unit's User is obeyed, which takes root."""
 
-    def __init__(self, path, instance="", replace=None, settings=None, environment=None, listen=None,
-                 log=os.devnull):
+    def __init__(self, path, instance="", replace=None, settings=None, listen=None, log=os.devnull,
+                 as_user=False):
         super().__init__(daemon=True)
         unit = read_unit(path)
         self.directives = {**unit.get("Unit", {}), **unit["Service"]}
         self.directives.update({key: [value] for key, value in (settings or {}).items()})
         self.replace = dict(replace or {}, **{"%i": instance})
-        self.environment, self.log = environment or {}, log
+        self.log, self.as_user = log, as_user
         self.listen = listen and fcntl.fcntl(listen, fcntl.F_DUPFD_CLOEXEC, HIGH_FD)
         self.history, self.state, self.status, self.pid = [], "inactive", "", 0
         self.changed = threading.Condition()
@@ -142,10 +144,12 @@ class Service(threading.Thread):
         for old, new in self.replace.items():
             line = line.replace(old, new)
         script = WRAPPER_SOCKET % (self.listen, self.listen) if self.listen else WRAPPER
-        return ["bash", "-c", script] + shlex.split(line)
+        user = self.one("User")
+        drop = ["setpriv", "--reuid", user, "--regid", user, "--init-groups"] if self.as_user and user else []
+        return ["bash", "-c", script] + drop + shlex.split(line)
 
     def spawn(self):
-        environment = dict(os.environ, NOTIFY_SOCKET=self.address, **self.environment)
+        environment = dict(os.environ, NOTIFY_SOCKET=self.address)
         for line in self.directives.get("Environment", []):
             environment.update(word.partition("=")[::2] for word in shlex.split(line))
         watchdog = self.span("WatchdogSec", 0)
@@ -280,9 +284,9 @@ class Service(threading.Thread):
         self.tell("dead" if self.result == "success" else "failed", self.result)
 
 
-def listen_of(path, address=None):
+def listen_of(*paths, address=None):
     """The listening socket that a socket unit describes; `address` replaces its ListenStream."""
-    unit = read_unit(path)["Socket"]
+    unit = read_unit(*paths)["Socket"]
     host, _, port = (address or unit["ListenStream"][-1]).rpartition(":")
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
