@@ -60,6 +60,7 @@ mount_root() {
     mknod -m 666 "$1/dev/urandom" c 1 9
     mknod -m 666 "$1/dev/tty" c 5 0
     ln -s /proc/self/fd "$1/dev/fd"
+    ln -s /proc/self/fd/0 "$1/dev/stdin"
     mkdir "$1/dev/shm"
     mount -t tmpfs tmpfs "$1/dev/shm"
 }
@@ -193,7 +194,7 @@ with_network | alone)
     ;;
 esac
 for tool in debootstrap unshare ip; do
-    command -v $tool >/dev/null || { echo "$tool is missing: make deps-newcomer" >&2; exit 1; }
+    command -v $tool >/dev/null || { echo "$tool is missing: make check-newcomer installs it" >&2; exit 1; }
 done
 [ "$(id -u)" = 0 ] || { echo "a root for chroot takes root" >&2; exit 1; }
 work=$(mktemp -d /var/tmp/ds4-newcomer.XXXXXX)
