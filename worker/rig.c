@@ -65,12 +65,14 @@ static void advise_cards(struct ds4_rig *rig, struct ds4_cut *c, const struct ds
         break;
     }
     for (int32_t i = 0; ds4_card_class(i) != NULL; i++) {
+        const struct ds4_card *sold = ds4_card_class(i);
+
         for (int32_t k = 0; k < n_card; k++)
-            more[k] = *ds4_card_class(i);
+            more[k] = *sold;
         if (!ds4_cut_layers(c, more, n_card, &p))
             continue;
         advise(rig, "%" PRId32 " card(s) of %" PRId32 " GB would (context %" PRId32 ")", n_card,
-               more[0].gib, context_tok);
+               sold->gib, context_tok);
         break;
     }
 }

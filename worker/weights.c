@@ -21,6 +21,7 @@
 
 #define TENSOR_ALIGN  256
 #define STAGING_BYTES ((size_t)16 << 20)
+#define PAGE_BYTES    4096
 
 /* One walk.  area NULL: measure only. */
 struct walk {
@@ -28,7 +29,8 @@ struct walk {
     const struct ds4_backend *backend;
     struct ds4_device *dev;
     uint8_t *area;
-    uint8_t *staging; /* STAGING_BYTES host bytes for devices with their own memory */
+    uint8_t *staging[2]; /* STAGING_BYTES host bytes each, for devices with their own memory */
+    int turn;            /* the one to fill next; the other may still be on its way */
     struct ds4_weights_size used;
     size_t total_bytes;
     struct ds4_weights_progress progress;
@@ -72,6 +74,7 @@ static void report(struct walk *k)
                          (int64_t)k->total_bytes);
 }
 
+/* One buffer is filled from the file while the other travels: the slower of disk and link decides. */
 static int copy_in(struct walk *k, const struct ds4_tensor_info *info, uint8_t *dst,
                    struct ds4_err *err)
 {
@@ -88,10 +91,13 @@ static int copy_in(struct walk *k, const struct ds4_tensor_info *info, uint8_t *
         size_t n =
             info->bytes - done < STAGING_BYTES ? (size_t)(info->bytes - done) : STAGING_BYTES;
 
-        if (ds4_weights_read(k->rq->file, info, done, n, k->staging, err) != 0)
+        uint8_t *staging = k->staging[k->turn];
+
+        if (ds4_weights_read(k->rq->file, info, done, n, staging, err) != 0)
             return -1;
-        k->backend->upload(k->dev, dst + done, k->staging, n);
-        k->backend->sync(k->dev);
+        k->backend->sync(k->dev); /* the other buffer has arrived */
+        k->backend->upload(k->dev, dst + done, staging, n);
+        k->turn ^= 1;
         done += n;
     }
     return 0;
@@ -475,13 +481,17 @@ int ds4_stage_weights_load(struct ds4_stage_weights *w, const struct ds4_weights
 
     if (alloc_layers(w, request, err) != 0)
         return -1;
-    k.staging = malloc(STAGING_BYTES);
-    if (k.staging == NULL) {
+    k.staging[0] = aligned_alloc(PAGE_BYTES, 2 * STAGING_BYTES);
+    if (k.staging[0] == NULL) {
         ds4_stage_weights_deinit(w);
-        return ds4_fail(err, DS4_E_NOMEM, "no memory for the loading buffer");
+        return ds4_fail(err, DS4_E_NOMEM, "no memory for the loading buffers");
     }
+    k.staging[1] = k.staging[0] + STAGING_BYTES;
+    backend->pin(dev, k.staging[0], 2 * STAGING_BYTES);
     result = walk_stage(&k, w, err);
-    free(k.staging);
+    backend->sync(dev);
+    backend->unpin(dev, k.staging[0]);
+    free(k.staging[0]);
     if (result != 0)
         ds4_stage_weights_deinit(w);
     return result;
