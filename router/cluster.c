@@ -31,6 +31,22 @@ static int32_t or_default(int32_t value, int32_t fallback)
     return value > 0 ? value : fallback;
 }
 
+/* Counters of this cluster's stages are there from the start: Prometheus sees a rise only between two
+ * samples, so the first fault of a series that begins with it would go unnoticed. */
+static void show_zeros(const struct ds4_cluster *c)
+{
+    static const char *const exits[] = {"clean", "70", "71", "72", "75", "78", "79", "signal"};
+    static const char *const codes[] = {"214", "700", "710", "714", "716", "719", "other"};
+
+    for (int32_t s = 0; s < c->config.n_stage; s++) {
+        for (size_t i = 0; i < sizeof(exits) / sizeof(exits[0]); i++)
+            ds4_metric_add(c->config.metrics, DS4_M_WORKER_RESTARTS, 0, ds4_metric_stage(s),
+                           exits[i]);
+        for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++)
+            ds4_metric_add(c->config.metrics, DS4_M_CUDA_ERRORS, 0, ds4_metric_stage(s), codes[i]);
+    }
+}
+
 struct ds4_cluster *ds4_cluster_new(const struct ds4_cluster_config *config,
                                     const struct ds4_cluster_port *port, struct ds4_sched *sched,
                                     struct ds4_err *err)
@@ -62,6 +78,7 @@ struct ds4_cluster *ds4_cluster_new(const struct ds4_cluster_config *config,
     c->generation = config->first_generation;
     for (int32_t s = 0; s < DS4_MAX_STAGES; s++)
         c->worker[s].exit_code = DS4_EXIT_UNKNOWN;
+    show_zeros(c);
     return c;
 }
 
