@@ -265,7 +265,13 @@ check-page: $(BINS) ## the status page in a headless Chromium, which it installs
 check-newcomer: ## README and INSTALL.md, command by command on a bare Debian root (root, network, minutes)
 	@tests/install.sh "$(SUDO)" debootstrap iproute2 procps
 	@tests/newcomer.sh
-soak: $(BINS) ## concurrent streams for SOAK_SECONDS, then each stage killed 20 times under load
+.PHONY: check-clients
+check-clients: $(BINS) $(SCRIPTED) build/clients/installed ## real clients, in a network of their own (QUICK=1: each once)
+	@TEST_SECONDS=3600 tests/run.sh $(CONFIG) $(wildcard tests/clients/test_*.py)
+build/clients/installed: tests/clients/package-lock.json tests/clients/install.sh
+	@tests/clients/install.sh $(@D) && touch $@
+soak: $(BINS) $(BUILD)/tests/unit/test_stream ## streams for SOAK_SECONDS, each stage killed 20 times under load, 200,000 mutated outputs
+	$(BUILD)/tests/unit/test_stream 200000
 	python3 tests/e2e/test_streams.py --config $(CONFIG) --seconds $(SOAK_SECONDS)
 	python3 tests/e2e/test_service.py Kills --config $(CONFIG) --seconds $(SOAK_SECONDS)
 

@@ -514,10 +514,12 @@ static void set_headers(struct ds4_answer *answer)
 static int open_stream(struct ds4_answer *answer, struct ds4_api_error *error)
 {
     const struct ds4_config *config = answer->context->config;
+    int32_t limit_ms = answer->dialect->ping_ms;
     const struct ds4_sse_config sse = {
         .loop = answer->context->loop,
         .start_ms = config->http.queue_header_ms,
-        .ping_ms = config->http.ping_ms,
+        .ping_ms =
+            limit_ms > 0 && limit_ms < config->http.ping_ms ? limit_ms : config->http.ping_ms,
         .slow_client_ms = (int64_t)config->http.slow_client_s * 1000,
         .out_buf_bytes = (size_t)config->http.out_buf,
         .ping = on_ping,

@@ -30,6 +30,7 @@ struct ds4_dialect {
     void (*error)(struct ds4_answer *answer, const struct ds4_api_error *error);
     /* Nothing was sent for a while. */
     void (*ping)(struct ds4_answer *answer);
+    int32_t ping_ms; /* at the latest after so long, whatever http.ping_ms says; 0 = that alone */
     /* Prompt progress, only when the request asked for it; may be NULL. */
     void (*progress)(struct ds4_choice *choice, int32_t done_tok, int32_t total_tok);
 

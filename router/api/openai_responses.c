@@ -19,6 +19,8 @@
 #include <stdio.h>
 
 #define DS4_FRAME_BYTES ((size_t)256 << 20)
+/* Codex counts events only, and its idle limit may be as low as 3 s; once a second was seen to do. */
+#define DS4_RESPONSES_PING_MS 1000
 
 static struct ds4_response *state_of(const struct ds4_answer *answer)
 {
@@ -441,6 +443,7 @@ const struct ds4_dialect ds4_dialect_responses = {
     .done = done,
     .error = fail,
     .ping = ping,
+    .ping_ms = DS4_RESPONSES_PING_MS,
     .whole = whole,
 };
 

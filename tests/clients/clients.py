@@ -103,8 +103,9 @@ class Client:
             return "%s is not installed (make check-clients does that)" % self.name
         return node_is_missing() if self.needs_node else None
 
-    def start(self, port, question):
-        """Runs the guide's command with another question, in an empty project."""
+    def start(self, port, question, changes=None):
+        """Runs the guide's command with another question, in an empty project.  `changes`: text of the
+        guide's files -> what stands there instead."""
         os.makedirs(os.path.join(BUILD, "homes"), exist_ok=True)
         home = tempfile.mkdtemp(prefix=self.name + "-", dir=os.path.join(BUILD, "homes"))
         project = os.path.join(home, "project")
@@ -113,7 +114,12 @@ class Client:
         for block, place in self.files.items():
             os.makedirs(os.path.dirname(os.path.join(home, place)), exist_ok=True)
             with open(os.path.join(home, place), "w", encoding="utf-8") as out:
-                out.write(guide(block).replace(":8000", ":%d" % port))
+                text = guide(block).replace(":8000", ":%d" % port)
+                for before, after in (changes or {}).items():
+                    if before not in text:
+                        raise KeyError("%s has no %s" % (block, before))
+                    text = text.replace(before, after)
+                out.write(text)
         script = guide(self.name + ".sh").replace(":8000", ":%d" % port)
         if '"Hello"' not in script:
             raise KeyError("the guide's %s.sh asks no \"Hello\"" % self.name)
@@ -137,6 +143,10 @@ CLIENTS = [
     Client("codex", {"codex.toml": ".codex/config.toml"}, ("exec_command", "cmd")),
     Client("claude", {}, ("Bash", "command")),
 ]
+
+
+def client(name):
+    return [one for one in CLIENTS if one.name == name][0]
 
 
 def requests_seen(rig):

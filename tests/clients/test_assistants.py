@@ -20,16 +20,51 @@ import e2e  # noqa: E402
 from scripted import DSML, ScriptedRig, calls  # noqa: E402
 
 MOST, WINDOW_S = 10, 20
-TURN_S = 60  # a client may take so long for a turn; most of it is its own start
+TURN_S = 120  # a client may take so long for a turn; most of it is its own start
+MODEL_TURN_S = 900  # the same where a model on a slow processor reads 35,000 tokens first
 QUESTION = "Please begin the test"
 RESTART_S = 2  # RestartSec of the units
-AT_ONCE = int(os.environ.get("CLIENTS_AT_ONCE", "3"))
+AT_ONCE = int(os.environ.get("CLIENTS_AT_ONCE", "2"))
+QUICK = bool(os.environ.get("QUICK"))  # what every change runs: each client once
 
 
 def only():
     """The clients to run: all, or those that CLIENTS names."""
     names = os.environ.get("CLIENTS", "").split()
     return [client for client in clients.CLIENTS if not names or client.name in names]
+
+
+def full_only(test):
+    return unittest.skipIf(QUICK, "not in the quick run")(test)
+
+
+class Model(unittest.TestCase):
+    """The guide's commands on ds4-tiny, which greets whoever greets it."""
+
+    def greet(self, client):
+        if client.missing():
+            self.skipTest(client.missing())
+        rig = e2e.rig(stages=1, settings={"model": {"context": 65536}, "sched": {"chunk_tok": 2048}})
+        try:
+            rig.start()
+            run = client.start(rig.port, "Hello")
+            self.assertEqual(run.wait(MODEL_TURN_S), 0, run.output + rig.logs())
+            self.assertRegex(run.output, "How can I help you|Hello!|Hi!")
+            self.assertLessEqual(clients.requests_seen(rig), 2)
+            client.clean(run)
+        finally:
+            rig.stop()
+
+    def test_a_text_turn_of_the_smallest_prompt(self):
+        for client in only():
+            if client.name == "pi":
+                self.greet(client)
+
+    @full_only
+    def test_a_text_turn_of_every_client(self):
+        for client in only():
+            with self.subTest(client=client.name):
+                self.greet(client)
 
 
 class Turns(unittest.TestCase):
@@ -52,6 +87,7 @@ class Turns(unittest.TestCase):
                 finally:
                     rig.stop()
 
+    @full_only
     def test_a_text_turn(self):
         def check(_, run):
             self.assertIn("PONG 1", run.output)
@@ -72,6 +108,7 @@ class Turns(unittest.TestCase):
 
         self.story(rules, check, 3)
 
+    @full_only
     def test_two_parallel_calls_both_run(self):
         def rules(client):
             return [{"last": "begin the test", "lacks": "<tool_result>", "thinking": "Both.", "text": calls(
@@ -83,6 +120,26 @@ class Turns(unittest.TestCase):
             self.assertIn("Both are made.", run.output)
 
         self.story(rules, check, 3)
+
+
+    @full_only
+    def test_codex_with_an_idle_limit_of_three_seconds_waits_for_a_long_prompt(self):
+        client = clients.client("codex")
+        if client.missing():
+            self.skipTest(client.missing())
+        rig = ScriptedRig({"ms_per_ktok": 1300, "rules": [{"last": "begin the test", "text": "PONG"}]})
+        try:
+            rig.start()
+            begin = time.monotonic()
+            run = client.start(rig.port, QUESTION, {"stream_idle_timeout_ms = 600000":
+                                                    "stream_idle_timeout_ms = 3000"})
+            self.assertEqual(run.wait(TURN_S), 0, run.output + rig.logs())
+            self.assertGreater(time.monotonic() - begin, 20)
+            self.assertIn("PONG", run.output)
+            self.assertEqual(clients.requests_seen(rig), 1)
+            client.clean(run)
+        finally:
+            rig.stop()
 
 
 class Failure:
@@ -204,6 +261,7 @@ def storm(client, failure):
         rig.stop()
 
 
+@full_only
 class Storms(unittest.TestCase):
     def test_no_failure_makes_a_client_send_a_storm_of_requests(self):
         names = os.environ.get("FAILURES", "").split(",")

@@ -52,6 +52,7 @@ SCRIPT = {"rules": [
     {"contains": "not finite", "nan_at": 5, "text": "one two three ", "repeat": True},
     {"contains": "slowly", "step_ms": 20, "text": "one two three ", "repeat": True},
     {"contains": "hang", "hang_at": 4, "text": "one two three ", "repeat": True},
+    {"last": "long prompt", "prefill_ms": 3500, "text": "At last."},
     {"last": "two calls", "thinking": "Both.", "text": "Looking." + calls(
         ("get_weather", {"city": "Paris"}), ("get_weather", {"city": "Oslo"}))},
     {"last": "bare JSON", "thinking": "Hm.", "text": '{"city": "Paris", "n": 3}'},
@@ -205,6 +206,12 @@ class Scripted(unittest.TestCase):
                     self.assertEqual(status, 503, data)
                     self.assertGreater(int(headers["retry-after"]), 0)
                     self.restart()
+
+    def test_a_long_prompt_is_an_event_a_second_to_responses(self):
+        """With http.ping_ms at its default of 5 s Codex gave up where its idle limit was 3 s."""
+        events = [event for event, _ in self.frames(DIALECTS[1], "long prompt")]
+        self.assertGreaterEqual(events.index("response.output_item.added"), 4)
+        self.assertEqual(set(events[1:events.index("response.output_item.added")]), {"response.in_progress"})
 
     def test_a_row_that_is_not_finite_is_an_error_object(self):
         for dialect in DIALECTS:

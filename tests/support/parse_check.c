@@ -130,6 +130,45 @@ static const char *feed_pieces(struct ds4_stream *s, struct ds4_str text, uint64
     return wrong;
 }
 
+static bool has_complete_call(const struct ds4_parse_config *config, struct ds4_str text)
+{
+    struct ds4_parse_config plain = *config;
+    struct ds4_turn turn;
+    bool found = false;
+
+    plain.starts_in_reasoning = false;
+    plain.n_stops = 0;
+    ds4_turn_init(&turn, MAX_TEXT_BYTES);
+    if (parse_check_whole(&plain, text, DS4_ENGINE_STOP, &turn) == 0)
+        for (size_t i = 0; i < turn.calls.len; i++)
+            found = found || !turn.calls.ptr[i].incomplete;
+    ds4_turn_deinit(&turn);
+    return found;
+}
+
+const char *parse_check_leak(const struct ds4_parse_config *config, struct ds4_str text,
+                             struct ds4_str content)
+{
+    static const struct ds4_str opener = {"DSML\xef\xbd\x9cinvoke name=", 19};
+    static const struct ds4_str closer = {"DSML\xef\xbd\x9cinvoke>", 14};
+    const size_t before = 4; /* "<" and a bar */
+    size_t at = 0, end;
+
+    while ((at = ds4_str_find(content, opener, at)) != DS4_STR_NONE) {
+        struct ds4_str call;
+
+        end = ds4_str_find(content, closer, at);
+        if (end == DS4_STR_NONE || at < before)
+            return NULL;
+        call = ds4_str_head(ds4_str_skip(content, at - before), end + closer.len - at + before);
+        if (ds4_str_find(text, call, 0) != DS4_STR_NONE && has_complete_call(config, call) &&
+            has_complete_call(config, content))
+            return "a complete call is left in the content";
+        at = end;
+    }
+    return NULL;
+}
+
 const char *parse_check(const struct ds4_parse_config *config, struct ds4_str text,
                         enum ds4_engine_finish engine, uint64_t seed)
 {
@@ -152,6 +191,8 @@ const char *parse_check(const struct ds4_parse_config *config, struct ds4_str te
         wrong = compare_final(&pieces, &whole);
     if (wrong == NULL)
         wrong = check_arguments(&whole);
+    if (wrong == NULL)
+        wrong = parse_check_leak(config, text, ds4_buf_view(&whole.content));
     ds4_turn_deinit(&whole);
     ds4_turn_deinit(&pieces);
     ds4_events_deinit(&events);

@@ -12,10 +12,17 @@ int parse_check_whole(const struct ds4_parse_config *config, struct ds4_str text
 /* Parses `text` whole and in pieces drawn from `seed`.  NULL if
  *   - both give the same reasoning, content, calls and finish,
  *   - after every piece the values so far are prefixes of the final ones,
- *   - the arguments of every complete call are one JSON object;
+ *   - the arguments of every complete call are one JSON object,
+ *   - no complete call is left in the content (parse_check_leak);
  * else what is wrong, as static text. */
 const char *parse_check(const struct ds4_parse_config *config, struct ds4_str text,
                         enum ds4_engine_finish engine, uint64_t seed);
+
+/* A call that the model wrote in one piece must not be left in the content: from an opener to the next
+ * closer, as it stood in the text, and still a call where it stands now.  (What was taken out between
+ * two pieces may make them look like one: that is no leak.)  NULL, or what is wrong. */
+const char *parse_check_leak(const struct ds4_parse_config *config, struct ds4_str text,
+                             struct ds4_str content);
 
 /* Three tools: bash (command, timeout; command required), edit (path, edits, opt; path required) and
  * now (nothing). */

@@ -3,6 +3,7 @@
 
 #include "common/arena.h"
 #include "common/json_text.h"
+#include "common/json_write.h"
 #include "router/text_parse.h"
 #include "tests/support/parse_check.h"
 
@@ -20,8 +21,10 @@
 #define ARENA_BYTES      ((size_t)256 << 20)
 #define ANSWER_BYTES     ((size_t)1 << 24)
 #define N_RANDOM_SPLITS  20
-#define N_MUTATIONS      6000
 #define N_MUTATION_EDITS 4
+
+/* The long form has more: test_stream 200000. */
+static int n_mutations = 20000;
 
 struct vectors {
     struct ds4_arena arena;
@@ -204,6 +207,60 @@ static void text_is_out_as_soon_as_it_is_certain(void **state)
     close_vectors(&v);
 }
 
+/* The text of a case's steps, fed again in pieces of 1 to 12 characters. */
+static void append_random_steps(const struct ds4_jt_node *steps, uint64_t seed, struct ds4_buf *out)
+{
+    struct ds4_buf text;
+    struct ds4_str rest;
+
+    ds4_buf_init(&text, ANSWER_BYTES);
+    for (const struct ds4_jt_node *s = steps->first; s != NULL; s = s->next)
+        assert_int_equal(ds4_buf_append_str(&text, ds4_jt_find(s, "chunk")->str), 0);
+    assert_int_equal(ds4_buf_append_text(out, "\"steps\": ["), 0);
+    for (rest = ds4_buf_view(&text); rest.len > 0;) {
+        size_t n = 1 + (size_t)(parse_check_random(&seed) % 12);
+
+        while (n < rest.len && ((unsigned char)rest.ptr[n] & 0xc0) == 0x80)
+            n++;
+        assert_int_equal(ds4_buf_append_text(out, "{\"chunk\": "), 0);
+        assert_int_equal(ds4_jw_append_string(out, ds4_str_head(rest, n)), 0);
+        rest = ds4_str_skip(rest, n);
+        assert_int_equal(ds4_buf_append_text(out, rest.len > 0 ? "}, " : "}"), 0);
+    }
+    assert_int_equal(ds4_buf_append_text(out, "]"), 0);
+    ds4_buf_deinit(&text);
+}
+
+static void streams_end_the_same_however_they_are_cut(void **state)
+{
+    struct ds4_text_parse_options options = {0};
+    struct vectors v;
+
+    (void)state;
+    open_vectors(&v, "tests/data/dsml/stream.json");
+    for (const struct ds4_jt_node *c = v.cases->first; c != NULL; c = c->next)
+        for (uint64_t seed = 1; seed <= N_RANDOM_SPLITS; seed++) {
+            struct ds4_buf line, out;
+
+            ds4_buf_init(&line, ANSWER_BYTES);
+            ds4_buf_init(&out, ANSWER_BYTES);
+            /* The last member of a name counts. */
+            assert_int_equal(ds4_buf_append(&line, c->raw.ptr, c->raw.len - 1), 0);
+            assert_int_equal(ds4_buf_append_text(&line, ", "), 0);
+            append_random_steps(ds4_jt_find(c, "steps"), seed, &line);
+            assert_int_equal(ds4_buf_append_text(&line, "}"), 0);
+            assert_int_equal(ds4_text_stream_case(ds4_buf_view(&line), &options, &out, NULL), 0);
+            if (!same(
+                    ds4_jt_find(ds4_jt_parse(ds4_buf_view(&out), DS4_JT_MAX_DEPTH, &v.arena, NULL),
+                                "final"),
+                    ds4_jt_find(c, "final")))
+                fail_msg("%.*s seed %d", DS4_STR_ARG(ds4_jt_find(c, "name")->str), (int)seed);
+            ds4_buf_deinit(&line);
+            ds4_buf_deinit(&out);
+        }
+    close_vectors(&v);
+}
+
 /* ---- mutation -------------------------------------------------------------------------------- */
 
 static const char *const pieces[] = {
@@ -335,27 +392,51 @@ static void mutate(const struct ds4_jt_node *node, uint64_t seed)
 
 static void mutated_outputs_parse_the_same_however_they_are_cut(void **state)
 {
+    static const char *const files[] = {"tests/data/dsml/parse_v4.json",
+                                        "tests/data/dsml/parse_v41.json"};
     uint64_t seed = 1;
-    struct vectors v;
-    int n = 0;
 
     (void)state;
-    open_vectors(&v, "tests/data/dsml/parse_v4.json");
-    while (n < N_MUTATIONS)
-        for (const struct ds4_jt_node *c = v.cases->first; c != NULL && n < N_MUTATIONS;
-             c = c->next, n++)
-            mutate(c, parse_check_random(&seed));
-    close_vectors(&v);
+    for (int f = 0; f < 2; f++) {
+        struct vectors v;
+        int n = 0;
+
+        open_vectors(&v, files[f]);
+        while (n < n_mutations / 2)
+            for (const struct ds4_jt_node *c = v.cases->first; c != NULL && n < n_mutations / 2;
+                 c = c->next, n++)
+                mutate(c, parse_check_random(&seed));
+        close_vectors(&v);
+    }
 }
 
-int main(void)
+static void a_call_left_in_the_content_is_noticed(void **state)
+{
+    uint64_t ids = 1;
+    const struct ds4_parse_config config = {
+        .tools = parse_check_tools, .n_tools = 3, .random = parse_check_fill, .random_ctx = &ids};
+    const struct ds4_str call = DS4_STR("Now:\n<｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n");
+    const struct ds4_str fenced =
+        DS4_STR("```\n<｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n```\n");
+
+    (void)state;
+    assert_non_null(parse_check_leak(&config, call, call));
+    assert_null(parse_check_leak(&config, fenced, fenced));
+    assert_null(parse_check_leak(&config, DS4_STR("other text"), call));
+}
+
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(v4_outputs_parse_the_same_however_they_are_cut),
         cmocka_unit_test(v41_outputs_parse_the_same_however_they_are_cut),
         cmocka_unit_test(text_is_out_as_soon_as_it_is_certain),
+        cmocka_unit_test(streams_end_the_same_however_they_are_cut),
+        cmocka_unit_test(a_call_left_in_the_content_is_noticed),
         cmocka_unit_test(mutated_outputs_parse_the_same_however_they_are_cut),
     };
 
+    if (argc > 1)
+        n_mutations = (int)strtol(argv[1], NULL, 10);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
