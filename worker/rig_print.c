@@ -41,6 +41,11 @@ static size_t rings(const struct ds4_rig_stage *s)
     return s->plan.rings_bytes;
 }
 
+static size_t points(const struct ds4_rig_stage *s)
+{
+    return s->plan.points_bytes;
+}
+
 static size_t steps(const struct ds4_rig_stage *s)
 {
     return s->plan.steps_bytes;
@@ -86,6 +91,7 @@ static const struct row rows[] = {
     {"weights in page cache", "weights_mapped", mapped},
     {"cache blocks", "cache_blocks", pages},
     {"cache rings", "cache_rings", rings},
+    {"cache points", "cache_points", points},
     {"step buffers", "step_buffers", steps},
     {"scratch", "scratch", scratch},
     {"pipe", "pipe", pipe_area},

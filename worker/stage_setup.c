@@ -207,6 +207,7 @@ static int alloc_device(struct ds4_stage *st, bool self_test, void **weights_are
         const struct ds4_area area[] = {{"weights", *weights_area, plan->weights_bytes},
                                         {"cache rings", rings, plan->rings_bytes},
                                         {"cache blocks", pages, plan->pages_bytes},
+                                        {"cache points", points, plan->points_bytes},
                                         {"step buffers", steps, plan->steps_bytes},
                                         {"scratch", scratch, plan->scratch_bytes},
                                         {"pipe", st->pipe_area, plan->pipe_bytes}};

@@ -29,7 +29,7 @@ class Plan(unittest.TestCase):
             self.assertEqual(len(rig["partition"]), n)
             for stage in rig["stages"]:
                 b = stage["bytes"]
-                parts = ["weights_device", "weights_mapped", "cache_blocks", "cache_rings",
+                parts = ["weights_device", "weights_mapped", "cache_blocks", "cache_rings", "cache_points",
                          "step_buffers", "scratch", "pipe", "spare"]
                 self.assertEqual(sum(b[p] for p in parts), b["total"])
                 self.assertLessEqual(b["total"], b["usable"])
