@@ -224,6 +224,10 @@ $(BUILD)/bench/%: $(BUILD)/obj/bench/%.o $(BUILD)/lib/libsupport.a $(ARCHIVES)
 GPU_LIBS := $(BUILD)/lib/libkernels.a $(call obj,$(addprefix common/,err.c dtype.c utf8.c buf.c synth_block.c))
 GPU_PROGRAMS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/cuda/check_*.c)) \
                 $(patsubst bench/%.cu,$(BUILD)/bench/%,$(wildcard bench/bench_*.cu))
+# The one of them that is about stages.
+$(BUILD)/tests/cuda/check_pipe: $(BUILD)/obj/tests/cuda/check_pipe.o $(call lib_of,worker kernels proto common)
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS_worker) $(LIBS_common)
 $(BUILD)/tests/cuda/%: $(BUILD)/obj/tests/cuda/%.o $(GPU_LIBS)
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS_gpu) -lm
