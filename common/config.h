@@ -154,6 +154,7 @@ struct ds4_config {
         struct ds4_config_ints memory_limit_mb;
         bool self_test;
         struct ds4_config_texts cards;
+        bool sync_layers;
     } gpu;
     struct {
         bool p2p;

@@ -178,6 +178,8 @@ const struct ds4_setting ds4_settings[] = {
     TXT(gpu, cards, "",
         "GiB of each stage's card, for --plan and an unset cluster.partition, like \"64\" or "
         "\"80@3350\" with GB/s"),
+    TXT(gpu, sync_layers, "false",
+        "wait after each layer, slower: the report of a device fault then names the layer"),
 
     TXT(nccl, p2p, "false",
         "let GPUs copy to each other directly; only where a byte-exact copy test has passed"),

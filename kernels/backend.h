@@ -381,6 +381,10 @@ struct ds4_backend {
     /* Start-up only: blocks [0, n_block) of a synthetic tensor to dst, the same bytes on every device. */
     void (*synth)(struct ds4_device *dev, const struct ds4_synth_recipe *recipe, uint64_t n_block,
                   void *dst);
+    /* What the operations done so far found wrong with indices that other operations gave them (an
+     * expert, a selected row), NULL if nothing.  They go on without the index; whoever asks must not:
+     * only broken memory makes such a number. */
+    const char *(*wrong)(const struct ds4_device *dev);
     /* Makes host memory one that the device copies from and to without a buffer between, until unpin.
      * A hint: where it cannot be done, copies are slower. */
     void (*pin)(struct ds4_device *dev, void *host, size_t bytes);

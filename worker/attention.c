@@ -9,6 +9,7 @@
  * carry the rotation. */
 #include "worker/attention.h"
 
+#include "common/fault.h"
 #include "worker/stage_state.h"
 
 static void rotate(struct ds4_stage *st, const struct ds4_layer_weights *w, struct ds4_tensor x,
@@ -105,6 +106,8 @@ static void select_rows(struct ds4_stage *st, const struct ds4_layer_weights *w,
                cache->index_rows.format);
     ds4_stage_product(st, &w->index_head, st->buf.h, st->buf.index_w, 1, true);
     st->backend->index(st->dev, &a);
+    if (DS4_FAULT_POINT(TOPK_OOB))
+        ds4_stage_break_index(st, st->buf.sel + (st->batch.n_tok - 1) * m->index_topk);
 }
 
 /* q, kv, ring and pages -> o [n, n_head, d_head]; then the ring takes kv. */

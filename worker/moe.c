@@ -4,6 +4,7 @@
  * come from the unbiased scores in both.  The shared expert has its own clamp. */
 #include "worker/moe.h"
 
+#include "common/fault.h"
 #include "worker/stage_state.h"
 
 void ds4_moe_forward(struct ds4_stage *st, int32_t l)
@@ -36,6 +37,8 @@ void ds4_moe_forward(struct ds4_stage *st, int32_t l)
 
     ds4_stage_product(st, &w->router, st->buf.h, st->buf.route_logit, 1, true);
     st->backend->route(st->dev, &route);
+    if (DS4_FAULT_POINT(EXPERT_OOB))
+        ds4_stage_break_index(st, st->buf.route_id);
     if (l ==
         st->weights.n_layer - 1) { /* one layer speaks for the stage: a small launch per step */
         const struct ds4_spread_args spread = {.batch = &st->batch,

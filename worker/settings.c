@@ -128,6 +128,7 @@ static int fill_stage(const struct ds4_config *config, int32_t stage, int32_t n_
         .max_step_tok = smaller(config->sched.chunk_tok, DS4_MAX_STEP_TOK - max_seqs) + max_seqs,
         .n_blocks = config->kv.blocks,
         .hot_window_tok = config->kv.hot_window,
+        .sync_layers = config->gpu.sync_layers,
         .host_bytes = host_share(config->kv.host_mb, n_stage),
     };
     return fill_card(config, stage, out, err);

@@ -11,12 +11,14 @@
 #include "worker/stage.h"
 
 #include "common/clock.h"
+#include "common/fault.h"
 #include "proto/point.h"
 #include "worker/embed_head.h"
 #include "worker/layer.h"
 #include "worker/stage_state.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #define SPREAD_EVERY_NS INT64_C(500000000) /* no more often than a heartbeat reports */
@@ -39,9 +41,19 @@ void *ds4_stage_handoff(struct ds4_stage *st)
     return st->buf.x;
 }
 
+/* An index out of range that operations handed to each other is no error of a step: memory is broken. */
+static void check_device(const struct ds4_stage *st)
+{
+    const char *wrong = st->backend->wrong(st->dev);
+
+    if (wrong != NULL)
+        ds4_backend_fault("worker/stage.c", __LINE__, "indices", wrong);
+}
+
 void ds4_stage_settle(struct ds4_stage *st)
 {
     st->backend->sync(st->dev);
+    check_device(st);
 }
 
 bool ds4_stage_is_first(const struct ds4_stage *st)
@@ -316,6 +328,8 @@ static void sample(struct ds4_stage *st, const struct ds4_step *step)
             st->head_row[n_row++] = st->entry[e].first_row + st->entry[e].n_row - 1;
     if (n_row > 0)
         ds4_head_forward(st, st->head_row, n_row);
+    if (n_row > 0 && DS4_FAULT_POINT(NAN_LOGITS))
+        st->host_logits[0] = NAN;
     n_row = 0;
     for (int32_t e = 0; e < step->n_entry; e++) {
         const struct ds4_step_entry *entry = &step->entry[e];
@@ -395,16 +409,19 @@ int ds4_stage_forward(struct ds4_stage *st, const struct ds4_step *step, void *r
             atomic_store_explicit(&st->running_layer, st->plan.part.first_layer + l,
                                   memory_order_relaxed);
             ds4_layer_forward(st, l);
+            if (st->sync_layers)
+                st->backend->sync(st->dev);
         }
         if (!st->last && rows != NULL)
             st->backend->download(st->dev, rows, st->buf.x, bytes);
         atomic_store_explicit(&st->running_layer, -1, memory_order_relaxed);
     }
+    check_device(st); /* with work under way: of the step before */
     if (!st->last)
         return 0;
 
     sample(st, step);
-    st->backend->sync(st->dev);
+    ds4_stage_settle(st);
     fill_record(st, step, record);
     *out = (struct ds4_tokens_out){.generation = step->generation,
                                    .step_no = step->step_no,

@@ -61,6 +61,7 @@ struct ds4_stage_config {
     size_t memory_limit_bytes; /* the stage plans as if the device had no more; 0: all of it */
     int64_t host_bytes;        /* host memory for points and stagings; 0: none */
     int32_t hot_window_tok;    /* tokens that can be taken back without a restart; 0: 120 */
+    bool sync_layers;          /* wait for the device after each layer: a fault's report names it */
     /* Whose device memory is part of the plan, for `depth` steps in flight; NULL: none. */
     const struct ds4_pipe_ops *pipe;
     int32_t depth;

@@ -273,6 +273,7 @@ struct ds4_stage *ds4_stage_new(const struct ds4_stage_config *config, ds4_progr
         ds4_fail(err, DS4_E_NOMEM, "no memory for a stage");
         return NULL;
     }
+    st->sync_layers = config->sync_layers;
     atomic_init(&st->nonfinite_rows, 0);
     atomic_init(&st->running_layer, -1);
     atomic_init(&st->spread_steps, 0);

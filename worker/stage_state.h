@@ -31,6 +31,7 @@ struct ds4_stage {
     int32_t n_stage;
     bool first;
     bool last;
+    bool sync_layers; /* wait for the device after each layer */
 
     struct ds4_weights_file *file; /* owned; the mapping of weights in place */
     struct ds4_model_shape model;
@@ -94,6 +95,15 @@ static inline struct ds4_tensor ds4_stage_heads(const struct ds4_stage *st, floa
                                                 int32_t n_head, int32_t d_head)
 {
     return ds4_tensor_3d(data, DS4_DTYPE_F32, st->batch.n_tok, n_head, d_head);
+}
+
+/* Only in a build with faults: an index no correct operation makes. */
+static inline void ds4_stage_break_index(struct ds4_stage *st, int32_t *dev_index)
+{
+    const int32_t broken = 1 << 30;
+
+    st->backend->upload(st->dev, dev_index, &broken, sizeof(broken));
+    st->backend->sync(st->dev);
 }
 
 /* The residual of the step: [n_tok, n_hyper, d_model] in the stream's dtype. */

@@ -108,6 +108,16 @@ static float soften(const struct ds4_simd *simd, float *z, int32_t n, float scal
     return 1.0f / (sum + ds4_expf(sink - top));
 }
 
+/* A query may read the compressed rows that closed at or before it. */
+static void check_selection(const struct job *job, const struct view *v, int32_t t)
+{
+    int32_t visible = (job->a->batch->pos[t] + 1) / job->a->ratio;
+
+    for (int32_t i = 0; i < v->n_row - v->n_window; i++)
+        if (v->sel[i] < 0 || v->sel[i] >= visible)
+            atomic_store(&job->dev->wrong, "a selected row is out of range");
+}
+
 static void attend(void *ctx, int32_t item, int32_t thread)
 {
     const struct job *job = ctx;
@@ -125,6 +135,8 @@ static void attend(void *ctx, int32_t item, int32_t thread)
     if (!ds4_cpu_active(a->batch, t))
         return;
     v = view_of(a, t);
+    if (v.sel != NULL && h0 == 0)
+        check_selection(job, &v, t);
     for (int32_t first = 0; first < v.n_row; first += DS4_ATTENTION_TILE) {
         int32_t n = fetch_tile(a, &v, first, tile);
 

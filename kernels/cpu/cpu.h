@@ -8,6 +8,7 @@
 #include "kernels/cpu/simd.h"
 
 #include <assert.h>
+#include <stdatomic.h>
 
 #define DS4_MAX_HYPER 8 /* residual streams */
 
@@ -23,6 +24,7 @@ struct ds4_device {
     struct ds4_cpu_block *blocks;
     uint8_t *scratch; /* borrowed */
     size_t scratch_bytes;
+    _Atomic(const char *) wrong; /* see struct ds4_backend; NULL: nothing */
     char about[160];
 };
 

@@ -285,6 +285,11 @@ void ds4_cpu_multiply(const struct ds4_simd *simd, enum ds4_act_kind kind, const
 }
 
 /* Host memory is device memory here: the batch needs no mirror. */
+static const char *cpu_wrong(const struct ds4_device *dev)
+{
+    return atomic_load(&dev->wrong);
+}
+
 static int32_t cpu_n_device(void)
 {
     return 1;
@@ -336,6 +341,7 @@ const struct ds4_backend ds4_backend_cpu = {
     .fetch = cpu_download,
     .copy_rows = cpu_copy_rows,
     .synth = ds4_cpu_synth,
+    .wrong = cpu_wrong,
     .pin = cpu_pin,
     .unpin = cpu_unpin,
     .queue = cpu_queue,

@@ -248,11 +248,17 @@ static void run_groups(struct job *job, int32_t n_pair)
 
 /* ---- grouping ----------------------------------------------------------------------------------- */
 
-static bool usable(const struct ds4_moe_args *a, int32_t use)
+static bool usable(struct job *job, int32_t use)
 {
+    const struct ds4_moe_args *a = job->a;
     int32_t id = a->id[use];
 
-    return ds4_cpu_active(a->batch, use / a->n_used) && id >= 0 && id < a->gate.n_stack;
+    if (!ds4_cpu_active(a->batch, use / a->n_used))
+        return false;
+    if (id >= 0 && id < a->gate.n_stack)
+        return true;
+    atomic_store(&job->dev->wrong, "an expert id is out of range");
+    return false;
 }
 
 /* Counting sort of the uses by expert, tokens rising within one. */
@@ -264,7 +270,7 @@ static int32_t group_uses(struct job *job)
 
     memset(start, 0, ((size_t)n_expert + 1) * sizeof(*start));
     for (int32_t i = 0; i < n_use; i++) {
-        if (usable(a, i))
+        if (usable(job, i))
             start[a->id[i] + 1]++;
     }
     for (int32_t e = 0; e < n_expert; e++) {
@@ -273,7 +279,7 @@ static int32_t group_uses(struct job *job)
         start[e + 1] += start[e];
     }
     for (int32_t i = 0; i < n_use; i++) {
-        if (usable(a, i))
+        if (usable(job, i))
             job->pair[start[a->id[i]]++] = (struct pair){i / a->n_used, a->weight[i]};
     }
     return job->n_group > 0 ? job->group[job->n_group - 1].first + job->group[job->n_group - 1].n

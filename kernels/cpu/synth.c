@@ -43,8 +43,12 @@ void ds4_cpu_spread(struct ds4_device *dev, const struct ds4_spread_args *a)
     for (int32_t t = 0; t < a->batch->n_tok; t++) {
         if (!ds4_cpu_active(a->batch, t))
             continue;
-        for (int32_t i = 0; i < a->n_used; i++)
-            seen[a->id[t * a->n_used + i]] = true;
+        for (int32_t i = 0; i < a->n_used; i++) {
+            int32_t id = a->id[t * a->n_used + i];
+
+            if (id >= 0 && id < a->n_expert) /* the experts themselves report others */
+                seen[id] = true;
+        }
     }
     for (int32_t e = 0; e < a->n_expert; e++)
         n += seen[e];

@@ -58,8 +58,13 @@ __device__ __forceinline__ void fetch(const struct att_args &a, const struct ds4
         return;
     }
     j = i - n_window;
-    if (a.sel != NULL)
+    if (a.sel != NULL) {
         j = a.sel[(int64_t)t * a.top_k + j];
+        if (j < 0 || j >= (a.batch.pos[t] + 1) / a.ratio) {
+            *a.batch.wrong = DS4_DEV_WRONG_ROW;
+            j = 0;
+        }
+    }
     stored = ds4_dev_page_row(a.pages, a.batch, entry, j);
     for (int32_t c = thread; c < a.d; c += n_thread)
         row[c] =

@@ -65,8 +65,9 @@ static struct ds4_device *cuda_open(const struct ds4_device_config *config, stru
     DS4_CUBLAS(cublasSetMathMode(dev->blas, CUBLAS_PEDANTIC_MATH));
     DS4_CUDA(cudaHostAlloc((void **)&dev->host_batch, dev->batch_bytes, cudaHostAllocDefault));
     DS4_CUDA(cudaMalloc((void **)&dev->dev_batch, dev->batch_bytes));
-    DS4_CUDA(cudaMalloc((void **)&dev->error, sizeof(*dev->error)));
-    DS4_CUDA(cudaMemset(dev->error, 0, sizeof(*dev->error)));
+    DS4_CUDA(cudaHostAlloc((void **)&dev->wrong, sizeof(*dev->wrong), cudaHostAllocMapped));
+    DS4_CUDA(cudaHostGetDevicePointer((void **)&dev->batch.wrong, (void *)dev->wrong, 0));
+    *dev->wrong = DS4_DEV_WRONG_NONE;
     DS4_CUDA(cudaEventCreateWithFlags(&dev->batch_taken, cudaEventDisableTiming));
     return dev;
 }
@@ -80,7 +81,7 @@ static void cuda_close(struct ds4_device *dev)
     for (int32_t i = 0; i < dev->n_alloc; i++)
         DS4_CUDA(cudaFree(dev->alloc[i]));
     DS4_CUDA(cudaFree(dev->dev_batch));
-    DS4_CUDA(cudaFree(dev->error));
+    DS4_CUDA(cudaFreeHost((void *)dev->wrong));
     DS4_CUDA(cudaFreeHost(dev->host_batch));
     DS4_CUDA(cudaEventDestroy(dev->batch_taken));
     DS4_CUBLAS(cublasDestroy(dev->blas));
@@ -91,6 +92,20 @@ static void cuda_close(struct ds4_device *dev)
 static const char *cuda_describe(const struct ds4_device *dev)
 {
     return dev->name;
+}
+
+static const char *cuda_wrong(const struct ds4_device *dev)
+{
+    switch (*dev->wrong) {
+    case DS4_DEV_WRONG_NONE:
+        return NULL;
+    case DS4_DEV_WRONG_EXPERT:
+        return "an expert id is out of range";
+    case DS4_DEV_WRONG_ROW:
+        return "a selected row is out of range";
+    default:
+        return "the word for wrong indices is overwritten";
+    }
 }
 
 static int32_t cuda_n_device(void)
@@ -300,6 +315,7 @@ const struct ds4_backend ds4_backend_cuda = {
     .fetch = ds4_cuda_fetch,
     .copy_rows = ds4_cuda_copy_rows,
     .synth = ds4_cuda_synth,
+    .wrong = cuda_wrong,
     .pin = cuda_pin,
     .unpin = cuda_unpin,
     .queue = cuda_queue,

@@ -33,7 +33,11 @@ struct ds4_dev_batch {
     const int32_t *entry_of;
     const struct ds4_dev_entry *entry;
     const int32_t *block;
+    int32_t *wrong; /* kernels put an enum ds4_dev_wrong here, in host memory */
 };
+
+/* Which index was out of range. */
+enum ds4_dev_wrong { DS4_DEV_WRONG_NONE, DS4_DEV_WRONG_EXPERT, DS4_DEV_WRONG_ROW };
 
 #define DS4_DEV_MAX_TOK    8192
 #define DS4_DEV_MAX_ENTRY  256
@@ -62,7 +66,7 @@ struct ds4_device {
     size_t batch_used;       /* of the running step */
     cudaEvent_t batch_taken; /* the upload of the previous step has left the pinned image */
 
-    int32_t *error; /* one device word: kernels set it when a lease would be broken */
+    volatile int32_t *wrong; /* pinned and mapped; see batch.wrong */
 };
 
 /* Carves n elements of T from scratch at *used, 256-byte aligned.  The sizes were promised by

@@ -45,8 +45,12 @@ static __device__ __forceinline__ int32_t expert_of(const struct ds4_dev_batch &
 {
     const int32_t e = id[use];
 
-    if (e < 0 || e >= n_expert || !batch.entry[batch.entry_of[tok0 + use / n_used]].active)
+    if (!batch.entry[batch.entry_of[tok0 + use / n_used]].active)
         return -1;
+    if (e < 0 || e >= n_expert) {
+        *batch.wrong = DS4_DEV_WRONG_EXPERT;
+        return -1;
+    }
     return e;
 }
 

@@ -117,6 +117,53 @@ class Faults(unittest.TestCase):
     def test_a_step_that_arrives_twice_ends_the_worker_with_72(self):
         self.violation("step_msg_dup:10")
 
+    def test_a_row_that_is_not_finite_is_an_error_of_that_answer_alone(self):
+        self.start("nan_logits:60", 1)
+        frames, reader = self.story()
+        reader.join(20)
+        data = [text for event, text in frames if event != ":"]
+        self.assertEqual(data[-1], "[DONE]")
+        self.assertIn("error", json.loads(data[-2]))
+        finishes = [c["finish_reason"] for text in data[:-2] for c in json.loads(text)["choices"]]
+        self.assertEqual([f for f in finishes if f], [])
+        self.assertEqual(self.rig.request("GET", "/health")[0], 200)
+        self.assertEqual(self.answer(), TEXT)
+
+    def broken_index(self, fault, stage, what):
+        self.start(fault, stage)
+        frames, reader = self.story()
+        self.assertEqual(self.exit_status(stage, 20), 70)
+        self.assertLess(self.rig.wait_not_ready(), 3)
+        self.assert_ends_with_an_error(frames, reader)
+        self.assertIn(what, self.log(stage))
+
+    def test_an_expert_id_out_of_range_ends_the_worker_with_70(self):
+        self.broken_index("expert_oob:40", 0, "an expert id is out of range")
+
+    def test_a_selected_row_out_of_range_ends_the_worker_with_70(self):
+        self.broken_index("topk_oob:40", 1, "a selected row is out of range")
+
+    def test_a_stage_killed_before_it_sends(self):
+        self.start("nccl_peer_exit:20", 0)
+        frames, reader = self.story()
+        self.assertEqual(self.exit_status(0, 20), -9)
+        self.assertLess(self.rig.wait_not_ready(), 3)
+        self.assert_ends_with_an_error(frames, reader)
+        self.rig.start_worker(0)
+        self.rig.wait_ready(30)
+        self.assertEqual(self.answer(), TEXT)
+
+    def test_rows_that_never_come_end_the_generation_and_the_next_one_works(self):
+        self.rig.stop()
+        self.rig = e2e.rig(stages=2, settings={"watchdog": {"step_s": 2, "prefill_s": 3}})
+        self.start("nccl_hang:20", 0)
+        generation = self.rig.wait_ready()["generation"]
+        frames, reader = self.story()
+        self.assert_ends_with_an_error(frames, reader)
+        self.assertGreater(self.rig.wait_ready(30)["generation"], generation)
+        self.assertEqual(self.answer(), TEXT)
+        self.assertEqual([w.poll() for w in self.rig.workers], [None, None])
+
     def test_steps_of_another_generation_change_nothing(self):
         self.start("stale_epoch_msg:1+", 1)
         self.assertEqual(self.answer(), TEXT)

@@ -11,6 +11,7 @@ from local_rig import Rig, RigError, free_port, settings_text  # noqa: E402,F401
 
 CONFIG = "release"
 SECONDS = 10.0  # of the load tests; a soak asks for more
+FORCED = []  # (section, option, value) for every rig, from --set
 TINY = os.path.join(ROOT, "tests/data/ds4-tiny.gguf")
 
 
@@ -22,17 +23,25 @@ def rig(stages=2, **options):
     """A rig on the tiny model with this run's programs, not started."""
     settings = options.pop("settings", {})
     settings.setdefault("model", {}).setdefault("release", "v4_preview")
+    for section, option, value in FORCED:
+        settings.setdefault(section, {})[option] = value
     return Rig(options.pop("model", TINY), stages, bin_dir=bin_dir(), settings=settings, **options)
 
 
 def main():
     """Runs the calling file's tests.  `--config NAME` picks the build tree, `--seconds N` the length
-    of load tests.  The last line is `N passed, N failed`."""
+    of load tests, `--set section.option=value` what every rig has in its settings (the same tests on
+    GPUs: worker.backend=cuda).  The last line is `N passed, N failed`."""
     global CONFIG, SECONDS
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config", default=CONFIG)
     parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--set", action="append", default=[])
     options, args = parser.parse_known_args()
+    for text in options.set:
+        name, _, value = text.partition("=")
+        section, _, option = name.partition(".")
+        FORCED.append((section, option, {"true": True, "false": False}.get(value, value)))
     CONFIG, SECONDS = options.config, options.seconds
     program = unittest.main(module="__main__", argv=[sys.argv[0]] + args, exit=False, verbosity=2)
     result = program.result
