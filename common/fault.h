@@ -41,6 +41,10 @@ enum ds4_fault_point {
 
 #define DS4_FAULT_ROUTER (-1) /* `stage` of the router */
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #ifdef DS4_FAULTS
 #define DS4_FAULT_POINT(name) ds4_fault_hit(DS4_FAULT_##name)
 
@@ -58,6 +62,10 @@ static inline int ds4_fault_init(int32_t stage, struct ds4_err *err)
     (void)stage;
     (void)err;
     return 0;
+}
+#endif
+
+#ifdef __cplusplus
 }
 #endif
 
