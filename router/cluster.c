@@ -424,6 +424,16 @@ void ds4_cluster_hello(struct ds4_cluster *c, const struct ds4_peer *from,
         ds4_log(DS4_LOG_WARN, "worker.hello", "stage=%d error=\"gone already\"", from->stage);
 }
 
+/* From now on nothing is admitted; check_leaving does the rest. */
+static void begin_leaving(struct ds4_cluster *c, int32_t stage, int64_t now_ns)
+{
+    c->leaving = stage;
+    c->leave_ns = now_ns + c->config.leave_ms * DS4_NS_PER_MS;
+    ds4_sched_hold(c->sched, true);
+    ds4_log(DS4_LOG_INFO, "cluster.restart_stage", "stage=%d running=%d limit_ms=%d", stage,
+            ds4_sched_n_running(c->sched), c->config.leave_ms);
+}
+
 void ds4_cluster_health(struct ds4_cluster *c, const struct ds4_peer *from,
                         const struct ds4_health *health, int64_t now_ns)
 {
@@ -451,6 +461,9 @@ void ds4_cluster_health(struct ds4_cluster *c, const struct ds4_peer *from,
                  health->message);
     else if (c->bond == DS4_BOND_TOGETHER && health->generation == 0)
         ds4_fail(&why, DS4_E_UNAVAILABLE, "stage %d has left the generation", from->stage);
+    else if (health->state == DS4_WORKER_DRAINING && c->bond == DS4_BOND_TOGETHER && !c->draining &&
+             c->leaving < 0) /* its service manager stops it: as if an operator had asked */
+        begin_leaving(c, from->stage, now_ns);
     if (why.code != DS4_OK)
         part(c, &why, now_ns);
 }
@@ -601,7 +614,8 @@ static void check_leaving(struct ds4_cluster *c, int64_t now_ns)
     const struct ds4_worker *w;
     struct ds4_err why = {0};
 
-    if (c->leaving < 0 || (ds4_sched_n_running(c->sched) > 0 && now_ns < c->leave_ns))
+    if (c->leaving < 0 ||
+        (ds4_sched_n_running(c->sched) > 0 && (c->draining || now_ns < c->leave_ns)))
         return;
     w = &c->worker[c->leaving];
     ds4_fail(&why, DS4_E_UNAVAILABLE, "stage %d is restarted as asked", c->leaving);
@@ -685,11 +699,7 @@ int ds4_cluster_restart_stage(struct ds4_cluster *c, int32_t stage, int64_t now_
         return ds4_fail(err, DS4_E_UNAVAILABLE, "stage %d is not there", stage);
     if (c->leaving >= 0)
         return ds4_fail(err, DS4_E_UNAVAILABLE, "stage %d is being restarted", c->leaving);
-    c->leaving = stage;
-    c->leave_ns = now_ns + c->config.leave_ms * DS4_NS_PER_MS;
-    ds4_sched_hold(c->sched, true);
-    ds4_log(DS4_LOG_INFO, "cluster.restart_stage", "stage=%d running=%d limit_ms=%d", stage,
-            ds4_sched_n_running(c->sched), c->config.leave_ms);
+    begin_leaving(c, stage, now_ns);
     return 0;
 }
 

@@ -27,6 +27,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#define RELEASE_MS      60000 /* for running answers after a SIGTERM, unless the router lets go before */
 #define LEAVE_MS        10000 /* for the running step at a stop */
 #define LEAVE_HARD_MS   12000
 #define LINGER_MS       200 /* for the last frame of a worker */
@@ -56,6 +57,8 @@ struct control {
     struct ds4_deadline heartbeat;
     struct ds4_deadline ping;
     struct ds4_deadline extend;
+    bool leaving;                   /* the step loop was told to stop */
+    struct ds4_deadline release;    /* a stop waits no longer for the router */
     struct ds4_deadline leave;      /* the running step gets no longer */
     struct ds4_deadline leave_hard; /* then the process ends regardless */
     bool done;
@@ -204,11 +207,13 @@ static void set_state(struct control *c, enum ds4_worker_state state, const char
 
 static void leave(struct control *c, bool drain, const char *why)
 {
-    if (c->state == DS4_WORKER_DRAINING) {
+    if (c->leaving) {
         if (!drain)
             ds4_loop_stop(c->loop, false);
         return;
     }
+    c->leaving = true;
+    c->release = never;
     ds4_service_stopping();
     set_state(c, DS4_WORKER_DRAINING, why);
     if (!c->loaded) { /* loading cannot be interrupted, nor needs it be */
@@ -220,6 +225,15 @@ static void leave(struct control *c, bool drain, const char *why)
     c->leave_hard = ds4_deadline_in_ms(LEAVE_HARD_MS);
 }
 
+/* The service manager stops this stage, often the router and the other stages too: answers that run may
+ * finish.  The router, told by the heartbeat, admits no more and lets go when the last one has. */
+static void ask_to_leave(struct control *c)
+{
+    ds4_service_stopping();
+    set_state(c, DS4_WORKER_DRAINING, "stopped by a signal; running answers may finish");
+    c->release = ds4_deadline_in_ms(RELEASE_MS);
+}
+
 static void take_signals(struct control *c)
 {
     int signal;
@@ -227,11 +241,24 @@ static void take_signals(struct control *c)
     while ((signal = ds4_service_next_signal(c->signal_fd)) != 0) {
         if (signal != SIGTERM && signal != SIGINT)
             continue;
-        if (c->state == DS4_WORKER_DRAINING)
+        if (c->leaving)
             finish(c, DS4_EXIT_OK);
+        else if (c->state == DS4_WORKER_READY && c->link_up)
+            ask_to_leave(c);
         else
             leave(c, false, "stopped by a signal");
     }
+}
+
+/* A stop that waits for running answers ends with what they run in. */
+static void check_release(struct control *c)
+{
+    if (c->state != DS4_WORKER_DRAINING || c->leaving)
+        return;
+    if (!c->link_up || c->generation == 0)
+        leave(c, false, "stopped by a signal; nothing runs any more");
+    else if (ds4_deadline_passed(c->release))
+        leave(c, false, "stopped by a signal; running answers took too long");
 }
 
 /* ---- generations ---- */
@@ -338,7 +365,7 @@ static void take_frame(struct control *c, const struct ds4_frame *frame)
         break;
     case DS4_FRAME_DRAIN:
         c->again = c->state != DS4_WORKER_DRAINING;
-        leave(c, true, "the router asked for a restart");
+        leave(c, true, c->again ? "the router asked for a restart" : "the router let go");
         break;
     case DS4_FRAME_STOP:
         leave(c, false, "stopped by the router");
@@ -577,6 +604,7 @@ static void do_what_is_due(struct control *c)
         report_loading(c);
         send_health(c);
     }
+    check_release(c);
     if (ds4_deadline_passed(c->leave)) {
         c->leave = never;
         leave_generation(c, "the running step took too long");
@@ -587,7 +615,8 @@ static void do_what_is_due(struct control *c)
 
 static int32_t sleep_ms(const struct control *c)
 {
-    const struct ds4_deadline all[] = {c->heartbeat, c->ping, c->extend, c->leave, c->leave_hard};
+    const struct ds4_deadline all[] = {c->heartbeat, c->ping,  c->extend,
+                                       c->release,   c->leave, c->leave_hard};
     struct ds4_deadline first = never;
 
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
@@ -673,6 +702,7 @@ int ds4_control_run(const struct ds4_control_config *config, struct ds4_err *err
         .heartbeat = {0},
         .extend = {0},
         .ping = never,
+        .release = never,
         .leave = never,
         .leave_hard = never,
         .report_lock = PTHREAD_MUTEX_INITIALIZER,

@@ -138,7 +138,6 @@ class Watchdog(Units):
         pids = [worker.pid for worker in self.workers]
         os.kill(self.router.pid, signal.SIGSTOP)
         self.router.wait_event("watchdog").wait_event("running", 2)
-        self.assertEqual(self.router.details("exit"), [-signal.SIGKILL])
         self.rig.wait_ready()
         self.assertEqual(self.rig.post(CHAT, HELLO)[0], 200)
         self.assertEqual([worker.pid for worker in self.workers], pids)
@@ -216,6 +215,44 @@ class Drain(Units):
         self.assertEqual(frames[-1], "[DONE]")
         self.assertEqual(json.loads(frames[-2])["error"]["code"], "draining")
         self.assertEqual((self.router.state, self.router.result), ("dead", "success"))
+
+
+    def test_a_stop_of_everything_at_once_lets_running_streams_finish(self):
+        """The stages are stopped with the router: they stay as long as it answers."""
+        self.start()
+        thread, frames = self.stream_in_thread(story(250))
+        services = [self.router] + self.workers
+        stoppers = [threading.Thread(target=service.stop) for service in reversed(services)]
+        for stopper in stoppers:
+            stopper.start()
+        self.workers[0].wait_event("says stopping")
+        self.assertTrue(thread.is_alive(), "the stream ended too early for the test")
+        thread.join(60)
+        self.assertEqual(frames[-1], "[DONE]")
+        self.assertNotIn("error", json.loads(frames[-2]))
+        for stopper, service in zip(stoppers, services):
+            stopper.join(60)
+            self.assertEqual((service.state, service.result, service.events("killed")), ("dead", "success", 0))
+
+    def test_a_stage_that_is_stopped_lets_running_streams_finish(self):
+        self.start()
+        thread, frames = self.stream_in_thread(story(250))
+        stopper = threading.Thread(target=self.workers[1].stop)
+        stopper.start()
+        self.assertLess(self.rig.wait_not_ready(), 3)
+        status, headers, data = self.rig.request("POST", CHAT, HELLO)
+        self.assertEqual((status, json.loads(data)["error"]["code"]), (503, "pipeline_restarted"))
+        self.assertGreater(int(headers["retry-after"]), 0)
+        thread.join(60)
+        self.assertEqual(frames[-1], "[DONE]")
+        self.assertNotIn("error", json.loads(frames[-2]))
+        stopper.join(60)
+        self.assertEqual((self.workers[1].state, self.workers[1].result), ("dead", "success"))
+        again = self.service(WORKER, "stage1", QUICK, "1")
+        again.start()
+        self.rig.wait_ready()
+        self.assertEqual(self.rig.post(CHAT, HELLO)[0], 200)
+        self.assertEqual((self.router.events("starting"), self.workers[0].events("starting")), (1, 1))
 
 
 class Reload(Units):

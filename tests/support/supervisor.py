@@ -226,6 +226,7 @@ class Service(threading.Thread):
             self.result = "watchdog"
             self.tell("watchdog")
             process.send_signal(self.signal_of("WatchdogSignal", "SIGABRT"))
+            process.send_signal(signal.SIGCONT)  # systemd lets a stopped process see the signal
             return "abort", time.monotonic() + self.span("TimeoutAbortSec", self.span("TimeoutStopSec", 90))
         if phase == "start":
             self.result = "timeout"

@@ -371,6 +371,37 @@ static void a_worker_says_hello_forms_answers_and_leaves(void **state)
     assert_true(health.kv_bytes > 0);
     kill(rig->pid, SIGTERM);
     expect_health(rig, DS4_WORKER_DRAINING);
+    send_frame(rig, DS4_FRAME_DRAIN, 3, DS4_STR(""));
+    expect_frame(rig, DS4_FRAME_BYE);
+    expect_exit(rig, DS4_EXIT_OK);
+}
+
+static void a_stage_that_is_stopped_goes_on_until_the_router_lets_go(void **state)
+{
+    struct rig *rig = *state;
+
+    start_worker(rig, WAIT_MS, NULL);
+    expect_hello(rig);
+    form(rig, 3);
+    kill(rig->pid, SIGTERM);
+    expect_health(rig, DS4_WORKER_DRAINING);
+    send_prompt(rig, 3, 0, PROMPT_TOK);
+    expect_answer(rig, 3, 0);
+    send_frame(rig, DS4_FRAME_ABORT, 3, DS4_STR("")); /* also the end of a generation is one */
+    expect_frame(rig, DS4_FRAME_BYE);
+    expect_exit(rig, DS4_EXIT_OK);
+}
+
+static void a_second_signal_ends_a_stage_that_waits(void **state)
+{
+    struct rig *rig = *state;
+
+    start_worker(rig, WAIT_MS, NULL);
+    expect_hello(rig);
+    form(rig, 3);
+    kill(rig->pid, SIGTERM);
+    expect_health(rig, DS4_WORKER_DRAINING);
+    kill(rig->pid, SIGTERM);
     expect_frame(rig, DS4_FRAME_BYE);
     expect_exit(rig, DS4_EXIT_OK);
 }
@@ -619,6 +650,8 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(a_worker_says_hello_forms_answers_and_leaves),
+        TEST(a_stage_that_is_stopped_goes_on_until_the_router_lets_go),
+        TEST(a_second_signal_ends_a_stage_that_waits),
         TEST(stop_ends_a_worker_and_drain_asks_to_be_started_again),
         TEST(steps_of_another_generation_are_dropped),
         TEST(abort_drops_the_generation_and_the_next_one_works),
