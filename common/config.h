@@ -82,6 +82,11 @@ struct ds4_config {
         int32_t leave_s;
     } cluster;
     struct {
+        unsigned int mode; /* enum ds4_lost_mode */
+        int32_t hold_s;
+        char *generation_file;
+    } recovery;
+    struct {
         int32_t idle_s;
         int32_t busy_s;
         bool fatal;
@@ -96,6 +101,7 @@ struct ds4_config {
         int32_t queue_max;
         int32_t queue_s;
         int32_t chunk_tok;
+        int32_t itl_ms;
         int32_t inflight;
         int32_t probe_ms;
     } sched;

@@ -27,6 +27,7 @@ enum ds4_bucket_list {
     DS4_BUCKETS_VLLM_LENGTH,
     DS4_BUCKETS_VLLM_N,
     DS4_BUCKETS_VLLM_STEP,
+    DS4_BUCKETS_EXTRA, /* tokens, 0 a bucket of its own */
 };
 
 #define DS4_MAX_BUCKETS 24

@@ -153,6 +153,8 @@
     X(REFORMS, "ds4_reforms_total", COUNTER, NONE, "result=ok|failed|timeout", "Formations")       \
     X(REQUESTS_FAILED_BY_RESTART, "ds4_requests_failed_by_restart_total", COUNTER, NONE, "",       \
       "Requests ended by a restart")                                                               \
+    X(REQUESTS_REPLAYED, "ds4_requests_replayed_total", COUNTER, NONE, "",                         \
+      "Requests computed again after a restart")                                                   \
     X(ZMQ_MESSAGES, "ds4_zmq_messages_total", COUNTER, NONE, "direction=in|out",                   \
       "Messages between router and workers")                                                       \
     X(ZMQ_DROPPED, "ds4_zmq_dropped_total", COUNTER, NONE,                                         \
@@ -169,8 +171,13 @@
       "tier=hbm|host|disk,reason=capacity|ttl|stale|manual", "Prefixes evicted")                   \
     X(KV_DIVERGED_TOKENS, "ds4_kv_diverged_tokens_total", COUNTER, NONE, "",                       \
       "Prompt tokens behind the first difference to the cache")                                    \
-    X(KV_RECOMPUTED_TOKENS, "ds4_kv_recomputed_tokens_total", COUNTER, NONE, "",                   \
-      "Prompt tokens computed although a cached sequence shared its beginning")                    \
+    X(KV_RECOMPUTED_TOKENS, "ds4_kv_recomputed_tokens_total", COUNTER, NONE,                       \
+      "source=hot|tail|anchor|cold", "Prompt tokens computed, by what the prompt went on from")    \
+    X(KV_EXTRA_TOKENS, "ds4_kv_extra_tokens", HISTOGRAM, EXTRA, "",                                \
+      "Prompt tokens computed again before the first difference")                                  \
+    X(KV_POINTS, "ds4_kv_points", GAUGE, NONE, "", "Restore points in host memory")                \
+    X(KV_POINT_BYTES, "ds4_kv_point_bytes", GAUGE, NONE, "",                                       \
+      "Host memory for restore points, of the fullest stage")                                      \
     X(KV_INVARIANT_FAILURES, "ds4_kv_invariant_failures_total", COUNTER, NONE,                     \
       "id=I1|I2|I3|I4|I5|I6|I7|I8|I9|I10|I11|I12|I13", "Broken invariants; must stay 0")           \
     X(TOOL_CALLS, "ds4_tool_calls_total", COUNTER, NONE,                                           \

@@ -17,6 +17,7 @@
 #include "router/bus.h"
 #include "router/canary.h"
 #include "router/cluster.h"
+#include "router/generation.h"
 #include "router/recovery.h"
 #include "router/sched/sched.h"
 #include "router/server.h"
@@ -196,15 +197,31 @@ static int open_canary(struct ds4_app *app, struct ds4_err *err)
     return 0;
 }
 
+/* Where messages begin: places that later conversations share. */
+static void add_boundaries(const struct ds4_app *app, struct ds4_sched_config *sched)
+{
+    static const enum ds4_special begins[] = {DS4_SPECIAL_USER, DS4_SPECIAL_ASSISTANT,
+                                              DS4_SPECIAL_SYSTEM};
+
+    for (size_t i = 0; i < sizeof(begins) / sizeof(begins[0]); i++) {
+        int32_t id = ds4_vocab_special(app->vocab, begins[i]);
+
+        if (id >= 0)
+            sched->boundary_id[sched->n_boundary_id++] = id;
+    }
+}
+
 static int open_engine(struct ds4_app *app, struct ds4_err *err)
 {
     const struct ds4_config *c = app->config;
-    const struct ds4_sched_config sched = {
+    struct ds4_sched_config sched = {
         .max_seqs = c->sched.max_seqs,
         .default_max_new = c->sched.default_max_new,
         .queue_max = c->sched.queue_max,
         .queue_ms = c->sched.queue_s * 1000,
         .chunk_tok = c->sched.chunk_tok,
+        .itl_ms = c->sched.itl_ms,
+        .replay = c->recovery.mode == DS4_LOST_REPLAY,
         .inflight = c->sched.inflight,
         .hot_window_tok = c->kv.hot_window,
         .vocab = app->shape.n_vocab,
@@ -213,7 +230,7 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
         .probe_ms = c->sched.probe_ms,
         .metrics = app->metrics,
     };
-    const struct ds4_cluster_config cluster = {
+    struct ds4_cluster_config cluster = {
         .n_stage = ds4_config_stages(c),
         .context_tok = c->model.context,
         .n_blocks = c->kv.blocks,
@@ -221,19 +238,29 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
         .form_ms = c->cluster.form_ms,
         .away_ms = c->cluster.away_ms,
         .fresh_ms = c->cluster.fresh_ms,
-        .hold_ms = c->cluster.hold_s * 1000,
+        .hold_ms =
+            1000 * (sched.replay && c->recovery.hold_s > c->cluster.hold_s ? c->recovery.hold_s
+                                                                           : c->cluster.hold_s),
         .leave_ms = c->cluster.leave_s * 1000,
         .first_generation = (uint32_t)(ds4_clock_unix_ns() / DS4_NS_PER_SEC),
+        .generation_file = c->recovery.generation_file,
         .metrics = app->metrics,
     };
     struct ds4_sched_port sched_port;
     struct ds4_cluster_port cluster_port;
+    uint32_t kept = 0;
 
+    if (c->recovery.generation_file[0] != '\0' &&
+        ds4_generation_load(c->recovery.generation_file, &kept, err) != 0)
+        return -1;
+    if (kept > cluster.first_generation)
+        cluster.first_generation = kept;
     app->bus = ds4_bus_open(&app->loop, c->cluster.endpoint_dir, app->metrics, err);
     if (app->bus == NULL)
         return -1;
     sched_port = ds4_bus_sched_port(app->bus);
     cluster_port = ds4_bus_cluster_port(app->bus);
+    add_boundaries(app, &sched);
     app->sched = ds4_sched_new(&sched, &sched_port, err);
     if (app->sched == NULL)
         return -1;

@@ -310,7 +310,11 @@ static int dispatch(struct ds4_bus *bus, const struct ds4_peer *from, const stru
         ds4_cluster_tokens(bus->cluster, from, &tokens, now_ns);
         return 0;
     case DS4_FRAME_STEP_DONE:
-        return ds4_codec_decode_step_done(payload, frame->generation, &bus->arena, &step_done, err);
+        if (ds4_codec_decode_step_done(payload, frame->generation, &bus->arena, &step_done, err) !=
+            0)
+            return -1;
+        ds4_cluster_step_done(bus->cluster, from, &step_done, now_ns);
+        return 0;
     case DS4_FRAME_KV_DONE:
         return ds4_codec_decode_kv_done(payload, frame->generation, &bus->arena, &kv_done, err);
     case DS4_FRAME_FATAL:

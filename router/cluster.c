@@ -12,6 +12,7 @@
 #include "common/metrics.h"
 #include "common/service.h"
 #include "router/cluster_state.h"
+#include "router/generation.h"
 #include "router/sched/budget.h"
 #include "router/sched/sched.h"
 
@@ -274,6 +275,23 @@ static int make_form(struct ds4_cluster *c, struct ds4_form *form, struct ds4_er
     return 0;
 }
 
+/* What each stage can keep beside the device: all of it or, if one has nothing, none. */
+static void make_host(struct ds4_cluster *c)
+{
+    c->host = (struct ds4_kv_host){.n_stage = c->config.n_stage};
+    for (int32_t s = 0; s < c->config.n_stage; s++) {
+        const struct ds4_hello *h = &c->worker[s].hello;
+
+        c->host.stage[s].shape = h->point;
+        c->host.stage[s].unit_bytes = h->unit_bytes;
+        c->host.stage[s].max_bytes = h->host_bytes;
+        if (h->host_bytes == 0)
+            c->host.n_stage = 0;
+        if (h->hot_tok > 0 && (c->host.hot_tok == 0 || h->hot_tok < c->host.hot_tok))
+            c->host.hot_tok = h->hot_tok;
+    }
+}
+
 static void join(struct ds4_cluster *c, int64_t now_ns)
 {
     struct ds4_err err = {0};
@@ -285,15 +303,26 @@ static void join(struct ds4_cluster *c, int64_t now_ns)
         snprintf(c->plan_problem, sizeof(c->plan_problem), "%s", err.msg);
         return;
     }
+    c->generation = form.generation; /* used up, whatever comes */
+    if (c->config.generation_file != NULL && c->config.generation_file[0] != '\0' &&
+        ds4_generation_store(c->config.generation_file, form.generation, &err) != 0) {
+        snprintf(c->plan_problem, sizeof(c->plan_problem), "%s", err.msg);
+        ds4_log(DS4_LOG_ERROR, "cluster.generation", "error=\"%s\"", err.msg);
+        c->next_join_ns = now_ns + DS4_NS_PER_SEC;
+        return;
+    }
     c->form = form;
-    c->generation = form.generation;
+    make_host(c);
     c->bond = DS4_BOND_JOINING;
     c->join_ns = now_ns;
     ds4_log(DS4_LOG_INFO, "cluster.form", "generation=%u blocks=%d slots=%d context=%d",
             form.generation, form.n_blocks, form.n_slots, form.context_tok);
     for (int32_t s = 0; s < c->config.n_stage; s++) {
+        struct ds4_form own = c->form;
+
+        own.host_bytes = c->host.stage[s].max_bytes;
         c->worker[s].formed = false;
-        c->port.send_form(c->port.owner, &c->worker[s].peer, &c->form);
+        c->port.send_form(c->port.owner, &c->worker[s].peer, &own);
     }
 }
 
@@ -323,7 +352,7 @@ static void joined(struct ds4_cluster *c, int64_t now_ns)
     char text[64];
     struct ds4_err err = {0};
 
-    if (ds4_sched_start(c->sched, &c->form, now_ns, &err) != 0) {
+    if (ds4_sched_start(c->sched, &c->form, &c->host, now_ns, &err) != 0) {
         part(c, &err, now_ns);
         return;
     }
@@ -542,6 +571,23 @@ static const char *fault_code(const char *message)
         if (strstr(message, known[i][0]) != NULL)
             return known[i][1];
     return "other";
+}
+
+void ds4_cluster_step_done(struct ds4_cluster *c, const struct ds4_peer *from,
+                           const struct ds4_step_done *done, int64_t now_ns)
+{
+    struct ds4_worker *w = find_worker(c, from);
+    struct ds4_err err = {0};
+
+    if (w == NULL || c->bond != DS4_BOND_TOGETHER || done->generation != c->generation) {
+        ds4_metric_add(c->config.metrics, DS4_M_ZMQ_DROPPED, 1, "generation");
+        return;
+    }
+    w->heard_ns = now_ns;
+    if (ds4_sched_step_done(c->sched, from->stage, done, &err) == 0)
+        return;
+    ds4_metric_add(c->config.metrics, DS4_M_KV_INVARIANT_FAILURES, 1, "I6");
+    part(c, &err, now_ns);
 }
 
 void ds4_cluster_fatal(struct ds4_cluster *c, const struct ds4_peer *from,

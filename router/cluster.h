@@ -73,6 +73,7 @@ struct ds4_cluster_config {
     int32_t fresh_ms; /* newest step must be younger [15000] */
     int32_t leave_ms; /* running requests get so long before a stage is restarted [30000] */
     uint32_t first_generation;   /* the first one is this + 1 */
+    const char *generation_file; /* borrowed; keeps the newest one; NULL or "" = nowhere */
     struct ds4_metrics *metrics; /* borrowed; NULL = none */
 };
 
@@ -97,6 +98,8 @@ void ds4_cluster_pipe_offer(struct ds4_cluster *cluster, const struct ds4_peer *
                             uint32_t generation, const struct ds4_pipe_id *id, int64_t now_ns);
 void ds4_cluster_tokens(struct ds4_cluster *cluster, const struct ds4_peer *from,
                         const struct ds4_tokens_out *out, int64_t now_ns);
+void ds4_cluster_step_done(struct ds4_cluster *cluster, const struct ds4_peer *from,
+                           const struct ds4_step_done *done, int64_t now_ns);
 void ds4_cluster_fatal(struct ds4_cluster *cluster, const struct ds4_peer *from,
                        const struct ds4_fatal_report *report, int64_t now_ns);
 void ds4_cluster_bye(struct ds4_cluster *cluster, const struct ds4_peer *from, int64_t now_ns);

@@ -3,6 +3,7 @@
 #define DS4_ROUTER_CLUSTER_STATE_H
 
 #include "router/cluster.h"
+#include "router/sched/point.h"
 
 /* One stage's place in the table.  `present` from HELLO until it is lost; what it said last stays. */
 struct ds4_worker {
@@ -31,7 +32,8 @@ struct ds4_cluster {
     struct ds4_sched *sched; /* borrowed */
     struct ds4_worker worker[DS4_MAX_STAGES];
     enum ds4_bond bond;
-    struct ds4_form form; /* of the newest generation */
+    struct ds4_form form; /* of the newest generation; host_bytes is each stage's own, in `host` */
+    struct ds4_kv_host host;
     uint32_t generation;
     bool was_ready;                         /* a generation has run: its absence is a recovery */
     bool draining;                          /* the router stops */

@@ -101,6 +101,7 @@ void ds4_request_free(struct ds4_request *req)
     if (req->events != NULL)
         ds4_events_deinit(req->events);
     ds4_buf_deinit(&req->text);
+    DS4_VEC_DEINIT(&req->history);
     ds4_arena_deinit(&req->arena);
     free(req);
 }
@@ -160,9 +161,9 @@ static bool legal(enum ds4_request_state from, enum ds4_request_state to)
     case DS4_REQUEST_QUEUED:
         return to == DS4_REQUEST_PREFILL || to == DS4_REQUEST_DRAINING;
     case DS4_REQUEST_PREFILL:
-        return to == DS4_REQUEST_DECODE || to == DS4_REQUEST_DRAINING;
+        return to == DS4_REQUEST_DECODE || to == DS4_REQUEST_QUEUED || to == DS4_REQUEST_DRAINING;
     case DS4_REQUEST_DECODE:
-        return to == DS4_REQUEST_DRAINING;
+        return to == DS4_REQUEST_QUEUED || to == DS4_REQUEST_DRAINING;
     case DS4_REQUEST_DRAINING:
         return to == DS4_REQUEST_DONE;
     case DS4_REQUEST_DONE:

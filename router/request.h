@@ -5,6 +5,8 @@
  * scheduler has forgotten the request and the owner frees it (inside `done` if it likes).  When submit
  * failed, `done` is never called and the owner frees it as well.
  *
+ *                              +------------+
+ *                              v            | (the generation was lost)
  *   RECEIVED -> CHECKED -> QUEUED -> PREFILL -> DECODE -> DRAINING -> DONE
  *       |          |          |         |                   ^
  *       +----------+----------+---------+-------------------+
@@ -20,6 +22,7 @@
 #include "common/buf.h"
 #include "common/err.h"
 #include "common/str.h"
+#include "common/vec.h"
 #include "proto/message.h"
 #include "router/parse/event.h"
 #include "router/recovery.h"
@@ -82,6 +85,7 @@ const char *ds4_end_text(enum ds4_end end);
     X(DS4_REASON_DRAINING, "draining")            /* 503 */                                        \
     X(DS4_REASON_RESTARTED, "pipeline_restarted") /* 503 */                                        \
     X(DS4_REASON_STAGE_DOWN, "stage_down")        /* 503 */                                        \
+    X(DS4_REASON_POISONED, "poisoned_request")    /* 503 */                                        \
     X(DS4_REASON_INTERNAL, "internal_error")      /* 500 */
 
 enum ds4_reason {
@@ -184,6 +188,8 @@ struct ds4_request {
     bool internal;       /* the house's own: not counted (ds4_sched_run_canary) */
     uint64_t salt;       /* prefixes are shared only between equal salts; 0 = everybody */
     bool no_cache_reads; /* cache_prompt: false */
+    uint64_t tenant;     /* who pays: fairness of the queue; 0 = everybody */
+    uint64_t affinity;   /* whose session: which slot to give up; 0 = not said */
 
     /* What is generated.  max_new <= 0: the server's default.  submit lowers it to what the context
      * leaves and sets max_new_reduced. */
@@ -217,6 +223,9 @@ struct ds4_request {
     uint64_t seq; /* sequence that runs it, 0 = none */
     struct ds4_usage usage;
     struct ds4_timing timing;
+    DS4_VEC(int32_t) history; /* owned: prompt and answer so far, of a request that is replayed */
+    int32_t n_replay;         /* generations it has survived */
+    bool paused;
     bool delivering; /* inside a sink callback */
     bool cancel_asked;
     enum ds4_cancel cancel;

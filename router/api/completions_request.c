@@ -7,6 +7,7 @@
 
 #include "router/api/intake.h"
 #include "router/api/params.h"
+#include "router/api/session.h"
 #include "router/parse/stream.h"
 #include "router/text/detok.h"
 #include "router/text/prompt.h"
@@ -212,6 +213,7 @@ static int add_choices(struct reader *r, const struct ds4_json *body, const stru
         if (req == NULL || (i > 0 && (ds4_intake_model(body, r->answer->context, req, error) != 0 ||
                                       ds4_params_copy(first, req, error) != 0)))
             rc = -1;
+        rc = rc == 0 ? ds4_session_read(r->answer, body, req, error) : rc;
         if (rc != 0)
             break;
         req->max_new = max_new;

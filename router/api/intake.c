@@ -11,13 +11,12 @@
 #include "router/api/models.h"
 #include "router/api/params.h"
 #include "router/api/remember.h"
+#include "router/api/session.h"
 #include "router/parse/stream.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
-
-#include <xxhash.h>
 
 #define DS4_BODY_ARENA_BYTES ((size_t)1 << 30)
 #define DS4_OPENER_BYTES     ((size_t)1 << 20) /* a tool's name and fixed text */
@@ -266,19 +265,14 @@ static int read_extras(const struct ds4_json *body, struct ds4_request *req, boo
                        struct ds4_api_error *error)
 {
     const struct ds4_json *ours = NULL;
-    struct ds4_str salt = {NULL, 0};
     struct ds4_err err = {0};
     bool cache = true;
 
     if (ds4_intake_switch(body, "", "cache_prompt", &cache, error) != 0)
         return -1;
-    if (ds4_json_get_str(body, "", "cache_salt", &salt, &err) != 0)
-        return ds4_api_fail(error, "invalid_value", "cache_salt", "%s", err.msg);
     if (ds4_json_get_object(body, "", "ds4", &ours, &err) != 0)
         return ds4_api_fail(error, "invalid_value", "ds4", "%s", err.msg);
     req->no_cache_reads = !cache;
-    if (salt.len > 0)
-        req->salt = XXH3_64bits(salt.ptr, salt.len) | 1; /* 0 is everybody's */
     return ds4_intake_switch(ours, "ds4", "tripwire", tripwire, error);
 }
 
@@ -290,6 +284,7 @@ static int complete(struct ds4_answer *answer, const struct ds4_json *body,
     bool tripwire = true;
 
     if (read_extras(body, req, &tripwire, error) != 0 ||
+        ds4_session_read(answer, body, req, error) != 0 ||
         finish_request(answer, prompt, req, error) != 0)
         return -1;
     if (tripwire && ds4_request_set_watch(req, answer->context->recovery, &err) != 0)

@@ -1,79 +1,76 @@
-/* Admission (step 4): may the head of the queue run, and from where?
+/* Admission (step 4): may the next of the queue run, and from where?
  *
- * First come, first served, all or nothing: the head gets a slot and the promise of every block its
- * prompt and answer can need, evicting idle prefixes (oldest first, never the one it continues) only
- * when that is enough to admit it; else it waits and so do those behind it.  A waiting prompt therefore
- * never starves behind smaller ones, and nothing admitted runs out later.
- * Invariant: a refused attempt leaves ledger, prefixes and slots as they were. */
+ * All or nothing: it gets a slot and the promise of every block its prompt and answer can need,
+ * evicting what is cached only when that is enough to admit it; else it waits and so do those behind it.  A
+ * waiting prompt therefore never starves behind smaller ones, and nothing admitted runs out later.
+ * Invariant: a refused attempt leaves ledger, index and slots as they were. */
 #include "common/log.h"
 #include "common/metrics.h"
 #include "router/sched/engine.h"
 
 #include <inttypes.h>
 
-static void evict(struct ds4_sched *s, int32_t index)
+/* What is known of it: the prompt, and what a lost generation had answered. */
+struct tokens {
+    const int32_t *ptr;
+    int32_t n;
+};
+static struct tokens tokens_of(const struct ds4_request *req)
 {
-    struct ds4_prefix_entry entry = ds4_prefix_take(&s->prefix, index);
-
-    ds4_metric_add(s->config.metrics, DS4_M_KV_EVICTIONS, 1, "hbm", "capacity");
-    ds4_engine_close_slot(s, entry.lease->slot);
-    ds4_budget_release(s->budget, &entry.lease);
-    DS4_VEC_DEINIT(&entry.token);
+    if (req->history.len > 0)
+        return (struct tokens){req->history.ptr, (int32_t)req->history.len};
+    return (struct tokens){req->prompt, req->n_prompt};
 }
 
-/* Could cap_tok be had if every idle prefix but `keep` went?  Asked first, so that nothing is evicted
- * for a request that cannot be admitted anyway. */
-static bool worth_evicting(const struct ds4_sched *s, int32_t cap_tok, int32_t keep)
-{
-    struct ds4_budget_sums sums;
-
-    ds4_budget_sums(s->budget, &sums);
-    if (keep >= 0)
-        return ds4_budget_blocks(cap_tok) <= sums.free + sums.cached;
-    return ds4_budget_blocks(cap_tok) <= sums.free + sums.cached &&
-           sums.slots_free + sums.slots_cached > 0;
-}
-
-/* A live lease for the request: the hit's, cut back, or a new one.  NULL: not now.  *hit is changed to
- * what was really used. */
-static const struct ds4_kv_lease *get_lease(struct ds4_sched *s, int32_t cap_tok,
+/* A live lease for the request: the hit's slot, cut back, or another one.  NULL: not now. */
+static const struct ds4_kv_lease *get_lease(struct ds4_sched *s, const struct ds4_request *req,
                                             struct ds4_prefix_hit *hit, struct ds4_err *err)
 {
+    const struct ds4_kv_ask ask = {
+        .cap_tok = ds4_engine_cap(s, req),
+        .start_tok = hit->start,
+        .shared = s->shared,
+    };
     const struct ds4_kv_lease *lease;
 
-    for (;;) {
-        int32_t victim;
+    ds4_prefix_blocks(hit, s->shared);
+    if (ds4_engine_make_room(s, &ask, req->affinity, hit, err) != 0)
+        return NULL;
+    if (hit->hot < 0)
+        return ds4_budget_reserve(s->budget, &ask, err);
+    lease = s->prefix.hot.ptr[hit->hot].lease;
+    return ds4_budget_resume(s->budget, lease, &ask, err) == 0 ? lease : NULL;
+}
 
-        if (hit->index >= 0) {
-            lease = s->prefix.entry.ptr[hit->index].lease;
-            if (ds4_budget_resume(s->budget, lease, hit->start, cap_tok, err) == 0)
-                return lease;
-        } else {
-            lease = ds4_budget_reserve(s->budget, cap_tok, err);
-            if (lease != NULL)
-                return lease;
-        }
-        victim =
-            worth_evicting(s, cap_tok, hit->index) ? ds4_prefix_oldest(&s->prefix, hit->index) : -1;
-        if (victim < 0)
-            return NULL;
-        evict(s, victim);
-        if (hit->index == (int32_t)s->prefix.entry.len)
-            hit->index = victim; /* take() moved the last entry into the gap */
+/* What the sequence begins with: a slot that is cut back, a point to be installed, or nothing. */
+static void begin(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_prefix_hit *hit)
+{
+    if (hit->hot >= 0) {
+        struct ds4_hot hot = ds4_prefix_take_hot(&s->prefix, hit->hot);
+
+        /* The state that was to be saved is about to change. */
+        ds4_points_forget_slot(&s->points, hot.lease->slot);
+        seq->hi = hot.hi;
+        seq->install_pos = hot.install_pos;
+    } else if (hit->point != NULL) {
+        seq->install = hit->point;
+        seq->install->pins++;
+        seq->hi = hit->start;
+        seq->install_pos = hit->start;
+    } else {
+        seq->hi = 0;
+        seq->install_pos = 0;
     }
 }
 
 static struct ds4_seq *make_seq(struct ds4_sched *s, struct ds4_request *req,
-                                const struct ds4_kv_lease *lease, struct ds4_prefix_hit *hit,
+                                const struct ds4_kv_lease *lease, const struct ds4_prefix_hit *hit,
                                 struct ds4_err *err)
 {
-    struct ds4_prefix_entry old = {0};
-    struct ds4_seq *seq = ds4_seq_new(s->next_seq, req->prompt, req->n_prompt,
-                                      ds4_engine_cap(s, req), hit->start, err);
+    struct tokens known = tokens_of(req);
+    struct ds4_seq *seq =
+        ds4_seq_new(s->next_seq, known.ptr, known.n, ds4_engine_cap(s, req), hit->start, err);
 
-    if (hit->index >= 0)
-        old = ds4_prefix_take(&s->prefix, hit->index);
-    DS4_VEC_DEINIT(&old.token);
     if (seq == NULL || ds4_request_move(req, DS4_REQUEST_PREFILL, err) != 0)
         goto fail;
     if (DS4_VEC_PUSH(&s->seqs, seq) != 0) {
@@ -85,10 +82,15 @@ static struct ds4_seq *make_seq(struct ds4_sched *s, struct ds4_request *req,
         goto fail;
     }
     s->next_seq++;
-    seq->hi = old.hi;
-    seq->install_pos = old.install_pos;
+    seq->n_prompt = req->n_prompt; /* of a replayed answer, more than the prompt is known */
+    seq->paused = req->paused;
     seq->lease = lease;
     seq->salt = req->salt;
+    seq->affinity = req->affinity;
+    seq->stand = ds4_prefix_stand(&s->prefix, hit, req->salt);
+    ds4_prefix_use(&s->prefix, hit, req->timing.admitted_ns);
+    begin(s, seq, hit);
+    ds4_engine_find_marks(s, seq);
     seq->req = req;
     req->seq = seq->id;
     s->n_running++;
@@ -96,6 +98,8 @@ static struct ds4_seq *make_seq(struct ds4_sched *s, struct ds4_request *req,
 
 fail:
     ds4_seq_free(seq);
+    if (hit->hot >= 0)
+        (void)ds4_prefix_take_hot(&s->prefix, hit->hot);
     ds4_engine_close_slot(s, lease->slot);
     ds4_budget_release(s->budget, &lease);
     return NULL;
@@ -109,32 +113,41 @@ static void obey_cancel(struct ds4_sched *s, struct ds4_request *req, int64_t no
 }
 
 /* The answer before is over for its client, who sends the next turn at once, while its last posted
- * steps are still out: waiting those few steps saves computing the whole conversation again. */
+ * steps are still out: waiting those few steps saves computing a part of the conversation again. */
 static bool better_one_is_draining(const struct ds4_sched *s, const struct ds4_request *req,
                                    int32_t start)
 {
+    struct tokens known = tokens_of(req);
+
     for (size_t i = 0; i < s->seqs.len; i++) {
         const struct ds4_seq *seq = s->seqs.ptr[i];
-        struct ds4_prefix_entry soon = {
-            .token = seq->token,
-            .hi = seq->n_posted > seq->hi ? seq->n_posted : seq->hi,
-            .install_pos = seq->install_pos,
-        };
+        int32_t hi = seq->n_posted > seq->hi ? seq->n_posted : seq->hi;
+        int32_t cut;
 
-        if (seq->state == DS4_SEQ_DRAINING && seq != s->probe && !seq->spoiled &&
-            seq->salt == req->salt &&
-            ds4_prefix_start(&s->prefix, &soon, req->prompt, req->n_prompt, NULL) > start)
+        if (seq->state != DS4_SEQ_DRAINING || seq == s->probe || seq->spoiled ||
+            seq->salt != req->salt)
+            continue;
+        cut = ds4_prefix_common(seq->token.ptr, (int32_t)seq->token.len, known.ptr, known.n - 1);
+        if (cut > start && cut >= seq->install_pos && hi - cut <= s->config.hot_window_tok)
             return true;
     }
     return false;
 }
 
+/* Nobody runs, so nothing will ever become free by itself: what stands in the way is what the request
+ * itself would have gone on from. */
+static bool must_start_over(const struct ds4_sched *s, const struct ds4_prefix_hit *hit)
+{
+    return hit->start > 0 && s->seqs.len == (s->probe != NULL ? 1 : 0) && s->points.wanted.len == 0;
+}
+
 bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns)
 {
-    struct ds4_request *req = s->head;
+    struct ds4_request *req = ds4_engine_next(s, now_ns);
     enum ds4_reason reason = DS4_REASON_INTERNAL;
-    struct ds4_prefix_hit hit = {.index = -1};
+    struct ds4_prefix_hit hit;
     const struct ds4_kv_lease *lease;
+    struct tokens known;
     struct ds4_err err = {0};
 
     if (ds4_engine_fit(s, req, &reason, &err) != 0) {
@@ -142,22 +155,31 @@ bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns)
         ds4_engine_finish(s, req, DS4_END_ERROR, reason, -1, now_ns, &err);
         return true;
     }
-    if (!req->no_cache_reads) {
-        hit = ds4_prefix_find(&s->prefix, req->prompt, req->n_prompt, req->salt);
-        if (better_one_is_draining(s, req, hit.start))
-            return false;
-    }
-    lease = get_lease(s, ds4_engine_cap(s, req), &hit, &err);
-    if (lease == NULL)
+    known = tokens_of(req);
+    hit = ds4_prefix_find(&s->prefix, known.ptr, req->no_cache_reads ? 0 : known.n, req->salt);
+    if (!req->no_cache_reads && better_one_is_draining(s, req, hit.start))
         return false;
-    ds4_engine_unlink(s, req);
+    lease = get_lease(s, req, &hit, &err);
+    if (lease == NULL && must_start_over(s, &hit)) {
+        hit = ds4_prefix_find(&s->prefix, req->prompt, 0, req->salt);
+        lease = get_lease(s, req, &hit, &err);
+    }
+    if (lease == NULL) {
+        s->short_of = req;
+        s->shortage = err;
+        return false;
+    }
+    ds4_engine_take(s, req, known.n - hit.start);
+    if (req->n_replay == 0)
+        req->timing.admitted_ns = now_ns;
     if (make_seq(s, req, lease, &hit, &err) == NULL) {
         ds4_engine_finish(s, req, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
         return true;
     }
+    if (req->n_replay > 0)
+        return true; /* the client has been told before */
     req->usage.prompt_tok = req->n_prompt;
     req->usage.cached_tok = hit.start;
-    req->timing.admitted_ns = now_ns;
     s->prompt_tok += (uint64_t)(req->n_prompt - hit.start);
     s->cached_tok += (uint64_t)hit.start;
     ds4_count_admitted(s->config.metrics, req, &hit);

@@ -16,7 +16,17 @@ void ds4_batch_init(struct ds4_batch *batch, int32_t n_stage, int32_t max_entry,
         .max_entry = max_entry,
         .max_step_tok = max_step_tok,
         .chunk_tok = chunk_tok,
+        .mixed_tok = chunk_tok,
     };
+}
+
+int64_t ds4_batch_waiting_tok(const struct ds4_batch *batch)
+{
+    int64_t n = 0;
+
+    for (size_t i = 0; i < batch->prefill.len; i++)
+        n += batch->prefill.ptr[i]->fill_end - batch->prefill.ptr[i]->n_posted;
+    return n;
 }
 
 void ds4_batch_deinit(struct ds4_batch *batch)
@@ -199,8 +209,8 @@ static int32_t pick_prefills(struct ds4_batch *batch, int32_t n, struct ds4_pick
 
     if (batch->prefill.len > 1 && batch->turn >= batch->n_stage)
         rotate(batch);
-    if (room > batch->chunk_tok)
-        room = batch->chunk_tok;
+    if (room > (n > 0 ? batch->mixed_tok : batch->chunk_tok))
+        room = n > 0 ? batch->mixed_tok : batch->chunk_tok;
     for (size_t i = 0; i < batch->prefill.len && n < batch->max_entry && room > 0; i++) {
         /* A prompt behind the first one joins only if it fits whole: it must not be cut at an odd
          * place because of who happened to stand before it. */

@@ -32,6 +32,7 @@ struct ds4_batch {
     int32_t max_entry;    /* per step */
     int32_t max_step_tok; /* rows per step */
     int32_t chunk_tok;    /* prompt rows per step */
+    int32_t mixed_tok;    /* and of a step that has decodes: at most chunk_tok */
     int32_t n_decode;
     int32_t n_group;
     struct ds4_batch_group group[DS4_MAX_GROUPS];
@@ -41,6 +42,8 @@ struct ds4_batch {
 
 void ds4_batch_init(struct ds4_batch *batch, int32_t n_stage, int32_t max_entry,
                     int32_t max_step_tok, int32_t chunk_tok);
+/* Prompt rows that wait to be posted. */
+int64_t ds4_batch_waiting_tok(const struct ds4_batch *batch);
 void ds4_batch_deinit(struct ds4_batch *batch);
 
 /* Sequences are borrowed until removed.  Adding needs memory; -1 with DS4_E_NOMEM. */

@@ -18,6 +18,8 @@ void ds4_count_refused(struct ds4_metrics *m, enum ds4_api api, enum ds4_reason 
 
     if (reason == DS4_REASON_CONTEXT)
         why = "context";
+    else if (reason == DS4_REASON_POISONED)
+        why = "poisoned";
     else if (reason == DS4_REASON_LOADING || reason == DS4_REASON_STAGE_DOWN ||
              reason == DS4_REASON_RESTARTED)
         why = "not_ready";
@@ -42,19 +44,19 @@ void ds4_count_admitted(struct ds4_metrics *m, const struct ds4_request *req,
 
     if (hit->start > 0) {
         bool full = hit->start == most && req->n_prompt - most == 1;
+        const char *tier = hit->source == DS4_SOURCE_HOT ? "hbm" : "host";
 
         kind = full ? "partial_truncate" : "warm";
         result = full ? "hit_full" : "hit_partial";
-        ds4_metric_add(m, DS4_M_KV_HIT_TOKENS, hit->start, "hbm");
-        ds4_metric_add(m, DS4_M_PROMPT_TOKENS_SOURCE, hit->start, "hbm");
+        ds4_metric_add(m, DS4_M_KV_HIT_TOKENS, hit->start, tier);
+        ds4_metric_add(m, DS4_M_PROMPT_TOKENS_SOURCE, hit->start, tier);
     }
     ds4_metric_add(m, DS4_M_ADMITS, 1, kind);
     ds4_metric_add(m, DS4_M_KV_LOOKUPS, 1, result);
     ds4_metric_add(m, DS4_M_PROMPT_TOKENS_SOURCE, computed, "computed");
-    if (hit->lcp > 0) {
-        ds4_metric_add(m, DS4_M_KV_DIVERGED_TOKENS, req->n_prompt - most, NULL);
-        ds4_metric_add(m, DS4_M_KV_RECOMPUTED_TOKENS, computed, NULL);
-    }
+    ds4_metric_add(m, DS4_M_KV_DIVERGED_TOKENS, req->n_prompt - most, NULL);
+    ds4_metric_add(m, DS4_M_KV_RECOMPUTED_TOKENS, computed, ds4_kv_source_text(hit->source));
+    ds4_metric_observe(m, DS4_M_KV_EXTRA_TOKENS, most - hit->start, NULL);
     ds4_metric_observe(m, DS4_M_QUEUE_SECONDS,
                        seconds(req->timing.queued_ns, req->timing.admitted_ns),
                        ds4_api_text(req->api));
@@ -208,7 +210,8 @@ void ds4_count_done(struct ds4_metrics *m, const struct ds4_request *req, enum d
     if (end == DS4_END_CANCELLED)
         ds4_metric_add(m, DS4_M_REQUESTS_CANCELLED, 1, phase_text(phase),
                        ds4_cancel_text(req->cancel));
-    if (reason == DS4_REASON_RESTARTED || reason == DS4_REASON_STAGE_DOWN)
+    if (reason == DS4_REASON_RESTARTED || reason == DS4_REASON_STAGE_DOWN ||
+        reason == DS4_REASON_POISONED)
         ds4_metric_add(m, DS4_M_REQUESTS_FAILED_BY_RESTART, 1, NULL);
     ds4_metric_observe(m, DS4_M_E2E_SECONDS, seconds(at->received_ns, at->done_ns), api);
     ds4_metric_observe(m, DS4_M_VLLM_E2E, seconds(at->received_ns, at->done_ns), NULL);

@@ -1,9 +1,10 @@
-/* What the parts of the engine share: sched.c (generations, queue, ends), admit.c, step.c (posting
- * and acknowledging), count.c (metrics).  Nobody else includes this. */
+/* What the parts of the engine share: sched.c (generations, requests, ends), queue.c, replay.c, admit.c, step.c (posting
+ * and acknowledging), keep.c (what stays of a sequence), count.c (metrics).  Nobody else includes this. */
 #ifndef DS4_ROUTER_SCHED_ENGINE_H
 #define DS4_ROUTER_SCHED_ENGINE_H
 
 #include "common/vec.h"
+#include "router/sched/agree.h"
 #include "router/sched/batch.h"
 #include "router/sched/budget.h"
 #include "router/sched/prefix.h"
@@ -11,6 +12,15 @@
 #include "router/sched/seq.h"
 
 #define DS4_MAX_INFLIGHT 64
+#define DS4_N_ACCOUNT    256
+#define DS4_N_SUSPECT    64
+
+/* A prompt that was running when a generation was lost. */
+struct ds4_suspect {
+    uint64_t hash;
+    int32_t n_crash; /* 0 = nobody */
+    int64_t last_ns;
+};
 
 struct ds4_posted_entry {
     struct ds4_seq *seq; /* alive as long as the entry is out: seq->n_flight > 0 */
@@ -42,7 +52,9 @@ struct ds4_sched {
     /* Of one generation; all NULL or empty when not started. */
     struct ds4_budget *budget;
     struct ds4_prefix prefix;
+    struct ds4_points points;
     struct ds4_batch batch;
+    struct ds4_agree agree;
     struct ds4_seqs seqs; /* every sequence that is not only an idle prefix; owned, the probe too */
     struct ds4_seq *probe;                  /* probe or canary in flight, else NULL */
     const struct ds4_kv_lease *probe_lease; /* held for the whole generation */
@@ -63,15 +75,25 @@ struct ds4_sched {
     struct ds4_pick *pick;
     struct ds4_step_entry *entry;
     struct ds4_seq_open *open;
+    struct ds4_kv_op *op; /* [DS4_MAX_STEP_OPS] */
     int32_t *token;
+    int32_t *shared; /* [blocks of the context]: of the prompt that is being admitted */
 
-    /* The queue, first come first served. */
+    /* The queue, in order of arrival (queue.c). */
     struct ds4_request *head, *tail;
     int32_t n_queued;
-    bool head_waits; /* the head could not be admitted and nothing has changed since */
+    bool head_waits; /* the next one could not be admitted and nothing has changed since */
+    struct ds4_request *short_of; /* was refused for memory last, with these words */
+    struct ds4_err shortage;
+    int64_t spent_tok[DS4_N_ACCOUNT]; /* per tenant */
+    int64_t spent_floor;              /* account of the newest admitted one */
+
+    struct ds4_suspect suspect[DS4_N_SUSPECT];
 
     uint64_t next_seq;
     int32_t n_running;        /* sequences with a request */
+    double row_ns;            /* smoothed cost of a prompt row beside decodes */
+    double decode_ns;         /* and of a step without any */
     int64_t done_interval_ns; /* smoothed time between two ends: what a place in the queue costs */
     int64_t last_done_ns;
     uint64_t generated_tok, prompt_tok, cached_tok, prefilled_tok;
@@ -90,6 +112,8 @@ bool ds4_engine_splice(struct ds4_sched *s, struct ds4_seq *seq, int32_t n_drop,
                        const int32_t *token, int32_t n, struct ds4_err *err);
 /* The sequence has no posted entries left and its answer is over: keep it for its prefix or close. */
 void ds4_engine_settle(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns);
+/* Frees a sequence whose lease is gone. */
+void ds4_engine_forget_seq(struct ds4_sched *s, struct ds4_seq *seq);
 /* The slot's rows are to be dropped by the next step. */
 void ds4_engine_close_slot(struct ds4_sched *s, int32_t slot);
 
@@ -97,8 +121,21 @@ void ds4_engine_close_slot(struct ds4_sched *s, int32_t slot);
 void ds4_engine_finish(struct ds4_sched *s, struct ds4_request *req, enum ds4_end end,
                        enum ds4_reason reason, int32_t stop_id, int64_t now_ns,
                        const struct ds4_err *err);
-/* Takes a request out of the queue. */
+/* Into the queue, out of it, and whose turn it is: NULL if nobody waits. */
+void ds4_engine_queue(struct ds4_sched *s, struct ds4_request *req, int64_t now_ns);
 void ds4_engine_unlink(struct ds4_sched *s, struct ds4_request *req);
+struct ds4_request *ds4_engine_next(struct ds4_sched *s, int64_t now_ns);
+/* It is admitted: out of the queue, and its tenant pays the prompt tokens that are to be computed. */
+void ds4_engine_take(struct ds4_sched *s, struct ds4_request *req, int32_t n_tok);
+void ds4_engine_charge(struct ds4_sched *s, const struct ds4_request *req, int64_t n_tok);
+/* The generation of this running sequence is lost: its request ends or is to be computed again. */
+void ds4_engine_lose(struct ds4_sched *s, struct ds4_seq *seq, enum ds4_reason reason,
+                     const struct ds4_err *why, int64_t now_ns);
+/* -1: the prompt is refused for now, *wait_ms says for how long. */
+int ds4_engine_check_poison(struct ds4_sched *s, const struct ds4_request *req, int64_t now_ns,
+                            int32_t *wait_ms, struct ds4_err *err) DS4_MUST_CHECK;
+/* Ends those that have waited too long. */
+void ds4_engine_expire(struct ds4_sched *s, int64_t now_ns);
 /* Fits the request into the context and the cache of the newest generation.  Idempotent; called at
  * submit, and again at admission because another generation may be smaller. */
 int ds4_engine_fit(const struct ds4_sched *s, struct ds4_request *req, enum ds4_reason *reason,
@@ -106,8 +143,24 @@ int ds4_engine_fit(const struct ds4_sched *s, struct ds4_request *req, enum ds4_
 /* Positions the request may come to use: prompt, answer, and what splices add, where context and cache
  * have room for them. */
 int32_t ds4_engine_cap(const struct ds4_sched *s, const struct ds4_request *req);
-/* Admits the head of the queue (or ends it for good); false if it has to wait. */
+/* Admits the next of the queue (or ends it for good); false if it has to wait. */
 bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns);
+
+/* The posted entry's rows will pass places worth keeping: wants points of them. */
+void ds4_engine_mark_points(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_pick *pick);
+/* Rows of the sequence are acknowledged: what is full goes into the index, so that others can start
+ * from it while this one runs. */
+void ds4_engine_index(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns);
+/* Where the prompt's messages begin, as marks of the sequence. */
+void ds4_engine_find_marks(struct ds4_sched *s, struct ds4_seq *seq);
+/* Points behind `keep` are of tokens that were taken back. */
+void ds4_engine_cut_points(struct ds4_sched *s, struct ds4_seq *seq, int32_t keep);
+/* The slot of a finished sequence is given up; its rows stay. */
+void ds4_engine_drop_hot(struct ds4_sched *s, int32_t index);
+/* Room for what `hit` leaves to be had, by eviction if needed.  -1 with DS4_E_BUSY: not now, and nothing was
+ * touched.  Evicting may move hit->hot. */
+int ds4_engine_make_room(struct ds4_sched *s, const struct ds4_kv_ask *ask, uint64_t affinity,
+                         struct ds4_prefix_hit *hit, struct ds4_err *err) DS4_MUST_CHECK;
 
 /* Metrics of the request path; a registry of NULL forgets them. */
 void ds4_count_refused(struct ds4_metrics *m, enum ds4_api api, enum ds4_reason reason);

@@ -1,34 +1,55 @@
-/* Finished sequences kept for their prefix (step 4).
+/* The prefix index (step 4).
  *
- * The rule for cutting back in place (m = the cut): m >= install_pos and hi - m <= hot window.  `hi`
- * never falls while a sequence keeps its slot, so cuts compose: what an abandoned branch overwrote
- * stays overwritten.  Rejected: matching a hash of the prefix (a collision would answer with another
- * conversation's state) and rounding hits to blocks (short prompts would never hit). */
+ * The rule for cutting back a hot slot (m = the cut): m >= install_pos and hi - m <= hot window.  `hi`
+ * never falls while a sequence keeps its slot, so cuts compose: what an abandoned branch overwrote stays
+ * overwritten.
+ *
+ * Two chunks lie in one block.  Branches that part inside a block have a copy of it each, so the block of
+ * the deepest chunk of a path has the rows of the whole path that lie in it.
+ * Rejected: edges of any length with splits (a split in the middle of a block would need a reference for
+ * each half, and every eviction a merge), rounding hits to blocks (short prompts would never hit). */
 #include "router/sched/prefix.h"
+
+#include <stdlib.h>
+#include <xxhash.h>
 
 #define DS4_PREFIX_COMPARE_TOK 256 /* tokens per memcmp: small enough to find the spot quickly */
 #define DS4_PREFIX_TRIFLE_TOK  64  /* a common part of so much is always worth having, */
 #define DS4_PREFIX_TRIFLE_PART 100 /* and of less, if it is this part of the entry */
+#define DS4_HIT_HALF_LIFE_NS   (INT64_C(6) * 3600 * 1000000000)
+#define DS4_DEPTH_DOUBLES_TOK  65536.0 /* so deep, a token costs twice as much to compute */
+#define DS4_BOOST              4.0     /* where branches part, and where messages begin */
+#define DS4_NO_BLOCK           (-1)
 
-void ds4_prefix_init(struct ds4_prefix *prefix, int32_t hot_window_tok)
-{
-    *prefix = (struct ds4_prefix){.hot_window_tok = hot_window_tok};
-}
+struct ds4_prefix_node {
+    struct ds4_prefix_node *parent; /* NULL: a root, which has no tokens */
+    struct ds4_prefix_node *child;  /* first of a list */
+    struct ds4_prefix_node *prev, *next;
+    struct ds4_prefix_node *leaf_prev, *leaf_next;
+    struct ds4_prefix_node *hash_next;
+    XXH128_hash_t key; /* chain hash up to its end; of a part of a chunk: not set */
+    struct ds4_point *point;
+    uint64_t maker;
+    uint64_t stamp; /* the newest lookup whose prompt has all of its tokens */
+    uint64_t guard; /* ... or some of them: not to be evicted now */
+    uint64_t sweep; /* n_free_child is of this count of reclaimable blocks */
+    double value;
+    double hits; /* at hit_ns, halves with time */
+    int64_t hit_ns;
+    int32_t begin;
+    int32_t n; /* tokens: DS4_CHUNK_TOK if full, 0 for a root */
+    int32_t block;
+    int32_t refs; /* sequences that stand on it */
+    int32_t n_child;
+    int32_t n_free_child;
+    int32_t token[DS4_CHUNK_TOK];
+};
 
-void ds4_prefix_deinit(struct ds4_prefix *prefix)
+const char *ds4_kv_source_text(enum ds4_kv_source source)
 {
-    for (size_t i = 0; i < prefix->entry.len; i++)
-        DS4_VEC_DEINIT(&prefix->entry.ptr[i].token);
-    DS4_VEC_DEINIT(&prefix->entry);
-}
+    static const char *const text[] = {"cold", "hot", "tail", "anchor"};
 
-int ds4_prefix_insert(struct ds4_prefix *prefix, struct ds4_prefix_entry *entry,
-                      struct ds4_err *err)
-{
-    if (DS4_VEC_PUSH(&prefix->entry, *entry) != 0)
-        return ds4_fail(err, DS4_E_NOMEM, "no memory for a prefix entry");
-    entry->token = (struct ds4_tokens){0};
-    return 0;
+    return text[source];
 }
 
 int32_t ds4_prefix_common(const int32_t *a, int32_t n_a, const int32_t *b, int32_t n_b)
@@ -44,64 +65,690 @@ int32_t ds4_prefix_common(const int32_t *a, int32_t n_a, const int32_t *b, int32
     return t;
 }
 
-/* Where computing can start if the state of `entry` is to serve the first `cut` tokens; 0 = not. */
-static int32_t restore_point(const struct ds4_prefix *prefix, const struct ds4_prefix_entry *entry,
-                             int32_t cut)
+static int32_t end_of(const struct ds4_prefix_node *node)
 {
-    if (cut >= entry->install_pos && entry->hi - cut <= prefix->hot_window_tok)
-        return cut;
+    return node->begin + node->n;
+}
+
+static bool is_full(const struct ds4_prefix_node *node)
+{
+    return node->n == DS4_CHUNK_TOK;
+}
+
+/* ---- the table of full chunks and roots ------------------------------------------------------------ */
+
+static XXH128_hash_t root_key(uint64_t salt)
+{
+    return XXH3_128bits(&salt, sizeof(salt));
+}
+
+static XXH128_hash_t chunk_key(const struct ds4_prefix_node *parent, const int32_t *token)
+{
+    unsigned char text[sizeof(parent->key) + DS4_CHUNK_TOK * sizeof(*token)];
+
+    memcpy(text, &parent->key, sizeof(parent->key));
+    memcpy(text + sizeof(parent->key), token, DS4_CHUNK_TOK * sizeof(*token));
+    return XXH3_128bits(text, sizeof(text));
+}
+
+static struct ds4_prefix_node **bucket_of(const struct ds4_prefix *p, XXH128_hash_t key)
+{
+    return &p->bucket[key.low64 & (p->n_bucket - 1)];
+}
+
+static void hash_add(struct ds4_prefix *p, struct ds4_prefix_node *node)
+{
+    struct ds4_prefix_node **bucket = bucket_of(p, node->key);
+
+    node->hash_next = *bucket;
+    *bucket = node;
+}
+
+static void hash_remove(struct ds4_prefix *p, struct ds4_prefix_node *node)
+{
+    struct ds4_prefix_node **at = bucket_of(p, node->key);
+
+    while (*at != node)
+        at = &(*at)->hash_next;
+    *at = node->hash_next;
+}
+
+static struct ds4_prefix_node *find_root(const struct ds4_prefix *p, uint64_t salt)
+{
+    XXH128_hash_t key = root_key(salt);
+    struct ds4_prefix_node *node = *bucket_of(p, key);
+
+    while (node != NULL && (node->parent != NULL || !XXH128_isEqual(node->key, key)))
+        node = node->hash_next;
+    return node;
+}
+
+static struct ds4_prefix_node *find_full(const struct ds4_prefix *p,
+                                         const struct ds4_prefix_node *parent, XXH128_hash_t key,
+                                         const int32_t *token)
+{
+    struct ds4_prefix_node *node = *bucket_of(p, key);
+
+    while (node != NULL && (node->parent != parent || !XXH128_isEqual(node->key, key) ||
+                            memcmp(node->token, token, sizeof(node->token)) != 0))
+        node = node->hash_next;
+    return node;
+}
+
+/* ---- the tree -------------------------------------------------------------------------------------- */
+
+static void leaf_add(struct ds4_prefix *p, struct ds4_prefix_node *node)
+{
+    node->leaf_prev = NULL;
+    node->leaf_next = p->leaf;
+    if (p->leaf != NULL)
+        p->leaf->leaf_prev = node;
+    p->leaf = node;
+}
+
+static void leaf_remove(struct ds4_prefix *p, struct ds4_prefix_node *node)
+{
+    *(node->leaf_prev != NULL ? &node->leaf_prev->leaf_next : &p->leaf) = node->leaf_next;
+    if (node->leaf_next != NULL)
+        node->leaf_next->leaf_prev = node->leaf_prev;
+}
+
+static void revalue(const struct ds4_prefix *p, struct ds4_prefix_node *node)
+{
+    double each = 1 + (double)node->begin / DS4_DEPTH_DOUBLES_TOK;
+    bool boost = node->n_child >= 2;
+
+    for (const struct ds4_point *point = node->point; point != NULL; point = point->next)
+        boost |= point->class == DS4_POINT_BOUNDARY;
+    node->value = p->clock + (node->hits + 1) * each * (boost ? DS4_BOOST : 1);
+}
+
+static void link_child(struct ds4_prefix *p, struct ds4_prefix_node *parent,
+                       struct ds4_prefix_node *node)
+{
+    if (parent->n_child++ == 0 && parent->parent != NULL)
+        leaf_remove(p, parent);
+    node->parent = parent;
+    node->prev = NULL;
+    node->next = parent->child;
+    if (parent->child != NULL)
+        parent->child->prev = node;
+    parent->child = node;
+    leaf_add(p, node);
+    if (parent->n_child == 2)
+        revalue(p, parent); /* a place where branches part */
+}
+
+/* A root without children that nobody stands on is of no use. */
+static void drop_empty_root(struct ds4_prefix *p, struct ds4_prefix_node *node)
+{
+    if (node->parent != NULL || node->n_child > 0 || node->refs > 0)
+        return;
+    hash_remove(p, node);
+    free(node);
+}
+
+static void remove_leaf(struct ds4_prefix *p, struct ds4_prefix_node *node)
+{
+    struct ds4_prefix_node *parent = node->parent;
+
+    while (node->point != NULL)
+        ds4_points_drop(p->points, node->point);
+    leaf_remove(p, node);
+    *(node->prev != NULL ? &node->prev->next : &parent->child) = node->next;
+    if (node->next != NULL)
+        node->next->prev = node->prev;
+    if (--parent->n_child == 0 && parent->parent != NULL)
+        leaf_add(p, parent);
+    if (is_full(node))
+        hash_remove(p, node);
+    ds4_budget_unshare(p->budget, node->block);
+    p->n_tok -= node->n;
+    p->n_node--;
+    free(node);
+    drop_empty_root(p, parent);
+}
+
+int ds4_prefix_init(struct ds4_prefix *p, struct ds4_budget *budget, struct ds4_points *points,
+                    int32_t n_blocks, int32_t hot_window_tok, struct ds4_err *err)
+{
+    *p = (struct ds4_prefix){
+        .budget = budget,
+        .points = points,
+        .n_blocks = n_blocks,
+        .hot_window_tok = hot_window_tok,
+        .n_bucket = 64,
+    };
+    while (p->n_bucket < (uint32_t)n_blocks * (DS4_BLOCK_TOK / DS4_CHUNK_TOK))
+        p->n_bucket *= 2;
+    p->bucket = calloc(p->n_bucket, sizeof(struct ds4_prefix_node *));
+    p->scratch = calloc((size_t)n_blocks, sizeof(*p->scratch));
+    if (p->bucket != NULL && p->scratch != NULL)
+        return 0;
+    ds4_prefix_deinit(p);
+    return ds4_fail(err, DS4_E_NOMEM, "no memory for an index of %d blocks", n_blocks);
+}
+
+void ds4_prefix_deinit(struct ds4_prefix *p)
+{
+    while (p->leaf != NULL)
+        remove_leaf(p, p->leaf);
+    for (uint32_t i = 0; i < p->n_bucket && p->bucket != NULL; i++)
+        while (p->bucket[i] != NULL) { /* roots that sequences still stand on */
+            struct ds4_prefix_node *root = p->bucket[i];
+
+            p->bucket[i] = root->hash_next;
+            free(root);
+        }
+    free(p->bucket);
+    free(p->scratch);
+    DS4_VEC_DEINIT(&p->hot);
+    *p = (struct ds4_prefix){0};
+}
+
+/* ---- looking up ------------------------------------------------------------------------------------ */
+
+static void better(struct ds4_prefix_hit *hit, struct ds4_prefix_node *node,
+                   struct ds4_point *point)
+{
+    if (!point->ready || point->pos <= hit->start)
+        return;
+    hit->start = point->pos;
+    hit->point = point;
+    hit->node = node;
+    hit->hot = -1;
+    hit->source = point->pos % DS4_ANCHOR_TOK == 0 ? DS4_SOURCE_ANCHOR : DS4_SOURCE_TAIL;
+}
+
+/* Points of the node at or below `most`. */
+static void look_at_points(struct ds4_prefix_hit *hit, struct ds4_prefix_node *node, int32_t most)
+{
+    for (struct ds4_point *point = node->point; point != NULL; point = point->next)
+        if (point->pos <= most)
+            better(hit, node, point);
+}
+
+/* Tokens the prompt shares with the path of a slot, or -1 if they part too far back for its rings.  The
+ * path of the prompt carries the stamp. */
+static int32_t common_with_hot(const struct ds4_prefix *p, const struct ds4_hot *hot,
+                               const int32_t *prompt, int32_t n_prompt)
+{
+    const struct ds4_prefix_node *node = hot->node;
+
+    /* The hot window is no longer than a chunk, so two chunks reach as far back as any cut can. */
+    for (int32_t up = 0; up < 3 && node != NULL; up++, node = node->parent) {
+        int32_t common;
+
+        if (node->stamp == p->stamp)
+            return hot->pos < end_of(node) ? hot->pos : end_of(node);
+        if (node->parent == NULL)
+            return -1;
+        if (node->parent->stamp != p->stamp)
+            continue;
+        common = node->begin + ds4_prefix_common(node->token, node->n, prompt + node->begin,
+                                                 n_prompt - node->begin);
+        return hot->pos < common ? hot->pos : common;
+    }
+    return -1;
+}
+
+static void look_at_hot(const struct ds4_prefix *p, const int32_t *prompt, int32_t n_prompt,
+                        struct ds4_prefix_hit *hit)
+{
+    for (size_t i = 0; i < p->hot.len; i++) {
+        const struct ds4_hot *hot = &p->hot.ptr[i];
+        int32_t common = common_with_hot(p, hot, prompt, n_prompt);
+        int32_t cut = common < n_prompt ? common : n_prompt - 1;
+        struct ds4_prefix_node *node = hot->node;
+
+        if (cut < 1 || cut < hit->start || (cut == hit->start && hit->hot >= 0) ||
+            cut < hot->install_pos || hot->hi - cut > p->hot_window_tok)
+            continue;
+        if (cut < DS4_PREFIX_TRIFLE_TOK && cut < hot->pos / DS4_PREFIX_TRIFLE_PART)
+            continue;
+        while (node->begin >= cut)
+            node = node->parent;
+        hit->start = cut;
+        hit->source = DS4_SOURCE_HOT;
+        hit->hot = (int32_t)i;
+        hit->point = NULL;
+        hit->node = node;
+    }
+}
+
+struct ds4_prefix_hit ds4_prefix_find(struct ds4_prefix *p, const int32_t *prompt, int32_t n_prompt,
+                                      uint64_t salt)
+{
+    struct ds4_prefix_hit hit = {.hot = -1};
+    struct ds4_prefix_node *node = find_root(p, salt), *next;
+    int32_t most;
+
+    p->stamp++;
+    if (node == NULL)
+        return hit;
+    node->stamp = p->stamp;
+    while (n_prompt - end_of(node) >= DS4_CHUNK_TOK &&
+           (next = find_full(p, node, chunk_key(node, prompt + end_of(node)),
+                             prompt + end_of(node))) != NULL) {
+        node = next;
+        node->stamp = p->stamp;
+    }
+    hit.lcp = end_of(node);
+    for (next = node->child; next != NULL; next = next->next) {
+        int32_t common = next->begin + ds4_prefix_common(next->token, next->n, prompt + next->begin,
+                                                         n_prompt - next->begin);
+
+        if (common > next->begin)
+            next->guard = p->stamp;
+        if (common > hit.lcp)
+            hit.lcp = common;
+        look_at_points(&hit, next, common < n_prompt ? common : n_prompt - 1);
+    }
+    most = hit.lcp < n_prompt ? hit.lcp : n_prompt - 1;
+    for (next = node; next != NULL && end_of(next) > hit.start; next = next->parent)
+        look_at_points(&hit, next, most);
+    look_at_hot(p, prompt, n_prompt, &hit);
+    if (hit.hot >= 0) /* which may end on a branch of its own */
+        p->hot.ptr[hit.hot].node->guard = p->stamp;
+    return hit;
+}
+
+static double decay(double hits, int64_t age_ns)
+{
+    for (; age_ns >= DS4_HIT_HALF_LIFE_NS && hits > 0.01; age_ns -= DS4_HIT_HALF_LIFE_NS)
+        hits /= 2;
+    return hits;
+}
+
+void ds4_prefix_use(struct ds4_prefix *p, const struct ds4_prefix_hit *hit, int64_t now_ns)
+{
+    struct ds4_prefix_node *node = hit->node;
+
+    if (hit->point != NULL)
+        ds4_points_touch(p->points, hit->point);
+    for (; node != NULL && node->parent != NULL; node = node->parent) {
+        node->hits = decay(node->hits, now_ns - node->hit_ns) + 1;
+        node->hit_ns = now_ns;
+        revalue(p, node);
+    }
+}
+
+void ds4_prefix_blocks(const struct ds4_prefix_hit *hit, int32_t *block)
+{
+    int32_t next = ds4_budget_blocks(hit->start) - 1;
+
+    for (const struct ds4_prefix_node *node = hit->node; node != NULL && next >= 0;
+         node = node->parent)
+        if (node->begin / DS4_BLOCK_TOK == next)
+            block[next--] = node->block;
+}
+
+/* ---- standing and putting -------------------------------------------------------------------------- */
+
+struct ds4_prefix_node *ds4_prefix_stand(struct ds4_prefix *p, const struct ds4_prefix_hit *hit,
+                                         uint64_t salt)
+{
+    struct ds4_prefix_node *node = hit->node != NULL ? hit->node : find_root(p, salt);
+
+    while (node != NULL && node->parent != NULL && (end_of(node) > hit->start || !is_full(node)))
+        node = node->parent;
+    if (node == NULL) {
+        node = calloc(1, sizeof(*node));
+        if (node == NULL)
+            return NULL;
+        node->key = root_key(salt);
+        node->block = DS4_NO_BLOCK;
+        hash_add(p, node);
+    }
+    node->refs++;
+    return node;
+}
+
+void ds4_prefix_leave(struct ds4_prefix *p, struct ds4_prefix_node *node)
+{
+    if (node == NULL)
+        return;
+    node->refs--;
+    drop_empty_root(p, node);
+}
+
+/* Gives the node the block of `put`, rows below its end immutable. */
+static int take_block(struct ds4_prefix *p, struct ds4_prefix_node *node,
+                      const struct ds4_prefix_put *put, struct ds4_err *err)
+{
+    int32_t block = put->block[node->begin / DS4_BLOCK_TOK], old = node->block;
+
+    if (ds4_budget_share(p->budget, block, node->begin % DS4_BLOCK_TOK + node->n, err) != 0)
+        return -1;
+    node->block = block;
+    if (old != DS4_NO_BLOCK)
+        ds4_budget_unshare(p->budget, old);
     return 0;
 }
 
-int32_t ds4_prefix_start(const struct ds4_prefix *prefix, const struct ds4_prefix_entry *entry,
-                         const int32_t *prompt, int32_t n_prompt, int32_t *lcp)
+/* A part of a chunk that these tokens go on with becomes as long as they are. */
+static int grow(struct ds4_prefix *p, struct ds4_prefix_node *node,
+                const struct ds4_prefix_put *put, int32_t n, struct ds4_err *err)
 {
-    int32_t len = (int32_t)entry->token.len;
-    int32_t common = ds4_prefix_common(entry->token.ptr, len, prompt, n_prompt);
-    int32_t start = restore_point(prefix, entry, common < n_prompt ? common : n_prompt - 1);
+    int32_t before = node->n;
 
-    if (lcp != NULL)
-        *lcp = common;
-    if (start < DS4_PREFIX_TRIFLE_TOK && start < len / DS4_PREFIX_TRIFLE_PART)
-        return 0;
-    return start;
-}
-
-struct ds4_prefix_hit ds4_prefix_find(const struct ds4_prefix *prefix, const int32_t *prompt,
-                                      int32_t n_prompt, uint64_t salt)
-{
-    struct ds4_prefix_hit best = {.index = -1};
-
-    for (size_t i = 0; i < prefix->entry.len; i++) {
-        const struct ds4_prefix_entry *entry = &prefix->entry.ptr[i];
-        int32_t lcp, start;
-
-        if (entry->salt != salt)
-            continue;
-        start = ds4_prefix_start(prefix, entry, prompt, n_prompt, &lcp);
-        if (start > best.start)
-            best = (struct ds4_prefix_hit){.index = (int32_t)i, .lcp = lcp, .start = start};
-        else if (best.index < 0 && lcp > best.lcp)
-            best.lcp = lcp;
+    memcpy(node->token, put->token + node->begin, (size_t)n * sizeof(*node->token));
+    node->n = n;
+    if (take_block(p, node, put, err) != 0) {
+        node->n = before;
+        return -1;
     }
-    return best;
+    p->n_tok += n - before;
+    if (is_full(node)) {
+        node->key = chunk_key(node->parent, node->token);
+        hash_add(p, node);
+    }
+    return 0;
 }
 
-struct ds4_prefix_entry ds4_prefix_take(struct ds4_prefix *prefix, int32_t index)
+static struct ds4_prefix_node *new_node(struct ds4_prefix *p, struct ds4_prefix_node *parent,
+                                        const struct ds4_prefix_put *put, int32_t n,
+                                        struct ds4_err *err)
 {
-    struct ds4_prefix_entry entry = prefix->entry.ptr[index];
+    struct ds4_prefix_node *node = calloc(1, sizeof(*node));
 
-    prefix->entry.ptr[index] = prefix->entry.ptr[--prefix->entry.len];
-    return entry;
+    if (node == NULL) {
+        ds4_fail(err, DS4_E_NOMEM, "no memory for a node of the index");
+        return NULL;
+    }
+    node->begin = end_of(parent);
+    node->parent = parent;
+    node->block = DS4_NO_BLOCK;
+    node->maker = put->maker;
+    node->hit_ns = put->now_ns;
+    if (grow(p, node, put, n, err) != 0) {
+        free(node);
+        return NULL;
+    }
+    p->n_node++;
+    link_child(p, parent, node);
+    revalue(p, node);
+    return node;
 }
 
-int32_t ds4_prefix_oldest(const struct ds4_prefix *prefix, int32_t keep)
+/* The chunk of n tokens after `parent`: found, grown or made. */
+static struct ds4_prefix_node *put_chunk(struct ds4_prefix *p, struct ds4_prefix_node *parent,
+                                         const struct ds4_prefix_put *put, int32_t n,
+                                         struct ds4_err *err)
 {
-    int32_t oldest = -1;
+    const int32_t *token = put->token + end_of(parent);
+    struct ds4_prefix_node *node = NULL;
 
-    for (int32_t i = 0; i < (int32_t)prefix->entry.len; i++)
-        if (i != keep &&
-            (oldest < 0 || prefix->entry.ptr[i].used_ns < prefix->entry.ptr[oldest].used_ns))
-            oldest = i;
-    return oldest;
+    if (n == DS4_CHUNK_TOK)
+        node = find_full(p, parent, chunk_key(parent, token), token);
+    if (node != NULL) {
+        /* What goes on in the next chunk has this one's rows in its block: no need for two. */
+        if (node->n_child == 0 && put->n_tok > end_of(node) &&
+            node->begin / DS4_BLOCK_TOK == end_of(node) / DS4_BLOCK_TOK &&
+            take_block(p, node, put, err) != 0)
+            return NULL;
+        return node;
+    }
+    for (node = parent->child; node != NULL; node = node->next)
+        if (node->n >= n && ds4_prefix_common(node->token, node->n, token, n) == n)
+            return node; /* a longer one covers it */
+    for (node = parent->child; node != NULL; node = node->next)
+        if (ds4_prefix_common(node->token, node->n, token, n) == node->n)
+            return grow(p, node, put, n, err) == 0 ? node : NULL;
+    return new_node(p, parent, put, n, err);
+}
+
+struct ds4_prefix_node *ds4_prefix_put(struct ds4_prefix *p, struct ds4_prefix_node **from,
+                                       const struct ds4_prefix_put *put, struct ds4_err *err)
+{
+    struct ds4_prefix_node *node = *from, *last = *from;
+
+    while (put->n_tok - end_of(node) >= DS4_CHUNK_TOK) {
+        last = put_chunk(p, node, put, DS4_CHUNK_TOK, err);
+        if (last == NULL)
+            return NULL;
+        node->refs--;
+        node = last;
+        node->refs++;
+        *from = node;
+    }
+    if (put->odd_end && put->n_tok > end_of(node))
+        last = put_chunk(p, node, put, put->n_tok - end_of(node), err);
+    return last;
+}
+
+void ds4_prefix_attach(struct ds4_prefix *p, struct ds4_prefix_node *node, struct ds4_point *point)
+{
+    while (node->parent != NULL && node->begin >= point->pos)
+        node = node->parent;
+    for (const struct ds4_point *other = node->point; other != NULL; other = other->next)
+        if (other->pos == point->pos) {
+            ds4_points_drop(p->points, point);
+            return;
+        }
+    if (node->parent == NULL || end_of(node) < point->pos) {
+        ds4_points_drop(p->points, point);
+        return;
+    }
+    point->node = node;
+    point->next = node->point;
+    node->point = point;
+}
+
+void ds4_prefix_detach(struct ds4_point *point)
+{
+    struct ds4_point **at = &point->node->point;
+
+    while (*at != point)
+        at = &(*at)->next;
+    *at = point->next;
+    point->node = NULL;
+}
+
+void ds4_prefix_thin(struct ds4_prefix *p, struct ds4_prefix_node *node, int32_t pos, bool tails)
+{
+    int32_t dense_from = pos - DS4_ANCHOR_DENSE_TOK;
+
+    /* What lies further back was thinned when it fell out of the zone. */
+    for (; node != NULL && end_of(node) > dense_from - DS4_ANCHOR_DENSE_TOK; node = node->parent) {
+        struct ds4_point *next;
+
+        for (struct ds4_point *point = node->point; point != NULL; point = next) {
+            bool old = point->class == DS4_POINT_DENSE && point->pos <= dense_from;
+
+            next = point->next;
+            if (tails && node->n_child < 2)
+                old |= point->class == DS4_POINT_TAIL && point->pos < pos;
+            if (old && point->pins == 0)
+                ds4_points_drop(p->points, point);
+        }
+    }
+}
+
+static bool is_unused_of(const struct ds4_prefix *p, const struct ds4_prefix_node *node,
+                         uint64_t maker)
+{
+    return node->parent != NULL && node->n_child == 0 && node->refs == 0 && node->maker == maker &&
+           ds4_prefix_hot_on(p, node) < 0;
+}
+
+void ds4_prefix_unmake(struct ds4_prefix *p, struct ds4_prefix_node *node, uint64_t maker)
+{
+    struct ds4_prefix_node *next;
+
+    if (node == NULL)
+        return;
+    for (struct ds4_prefix_node *child = node->child; child != NULL; child = next) {
+        next = child->next;
+        if (is_unused_of(p, child, maker))
+            remove_leaf(p, child);
+    }
+    node->refs--;
+    while (is_unused_of(p, node, maker)) {
+        next = node->parent;
+        next->refs++; /* a root must outlive its last child here */
+        remove_leaf(p, node);
+        next->refs--;
+        node = next;
+    }
+    drop_empty_root(p, node);
+}
+
+/* ---- hot slots ------------------------------------------------------------------------------------- */
+
+int ds4_prefix_keep_hot(struct ds4_prefix *p, const struct ds4_hot *hot, struct ds4_err *err)
+{
+    if (DS4_VEC_PUSH(&p->hot, *hot) != 0)
+        return ds4_fail(err, DS4_E_NOMEM, "no memory for a hot slot");
+    return 0;
+}
+
+struct ds4_hot ds4_prefix_take_hot(struct ds4_prefix *p, int32_t index)
+{
+    struct ds4_hot hot = p->hot.ptr[index];
+
+    p->hot.ptr[index] = p->hot.ptr[--p->hot.len];
+    return hot;
+}
+
+int32_t ds4_prefix_coldest(const struct ds4_prefix *p, int32_t keep, uint64_t affinity)
+{
+    int32_t coldest = -1;
+    bool own = false;
+
+    for (int32_t i = 0; i < (int32_t)p->hot.len; i++) {
+        const struct ds4_hot *hot = &p->hot.ptr[i];
+        bool mine = affinity != 0 && hot->affinity == affinity;
+
+        if (i == keep || ds4_points_waits_for(p->points, hot->lease->slot) || (own && !mine))
+            continue;
+        if (coldest < 0 || (mine && !own) || hot->used_ns < p->hot.ptr[coldest].used_ns)
+            coldest = i;
+        own |= mine;
+    }
+    return coldest;
+}
+
+int32_t ds4_prefix_hot_on(const struct ds4_prefix *p, const struct ds4_prefix_node *node)
+{
+    for (int32_t i = 0; i < (int32_t)p->hot.len; i++)
+        if (p->hot.ptr[i].node == node)
+            return i;
+    return -1;
+}
+
+/* ---- eviction -------------------------------------------------------------------------------------- */
+
+static bool in_use(const struct ds4_prefix *p, const struct ds4_prefix_node *node)
+{
+    bool pinned = false;
+
+    for (const struct ds4_point *point = node->point; point != NULL; point = point->next)
+        pinned |= point->pins > 0;
+    return node->refs > 0 || node->stamp == p->stamp || node->guard == p->stamp || pinned;
+}
+
+int32_t ds4_prefix_reclaimable(struct ds4_prefix *p)
+{
+    int32_t n = 0;
+
+    p->sweep++;
+    memset(p->scratch, 0, (size_t)p->n_blocks * sizeof(*p->scratch));
+    /* Up from each leaf; the last free child of a node goes on to it.  A block is free once all nodes
+     * that have it are. */
+    for (struct ds4_prefix_node *leaf = p->leaf; leaf != NULL; leaf = leaf->leaf_next) {
+        struct ds4_prefix_node *node = leaf;
+
+        while (node->parent != NULL && !in_use(p, node)) {
+            p->scratch[node->block]++;
+            if (ds4_budget_is_cached(p->budget, node->block) &&
+                p->scratch[node->block] == ds4_budget_index_refs(p->budget, node->block))
+                n++;
+            node = node->parent;
+            if (node->sweep != p->sweep) {
+                node->sweep = p->sweep;
+                node->n_free_child = 0;
+            }
+            if (++node->n_free_child < node->n_child)
+                break;
+        }
+    }
+    return n;
+}
+
+struct ds4_prefix_node *ds4_prefix_victim(const struct ds4_prefix *p)
+{
+    struct ds4_prefix_node *victim = NULL;
+
+    for (struct ds4_prefix_node *node = p->leaf; node != NULL; node = node->leaf_next)
+        if ((victim == NULL || node->value < victim->value) && !in_use(p, node))
+            victim = node;
+    return victim;
+}
+
+void ds4_prefix_evict(struct ds4_prefix *p, struct ds4_prefix_node *victim)
+{
+    if (victim->value > p->clock)
+        p->clock = victim->value;
+    remove_leaf(p, victim);
+}
+
+/* ---- the check ------------------------------------------------------------------------------------- */
+
+static const struct ds4_prefix_node *next_node(const struct ds4_prefix_node *node)
+{
+    if (node->child != NULL)
+        return node->child;
+    while (node != NULL && node->next == NULL)
+        node = node->parent;
+    return node == NULL ? NULL : node->next;
+}
+
+static int check_node(const struct ds4_prefix *p, const struct ds4_prefix_node *node,
+                      struct ds4_err *err)
+{
+    int32_t n_child = 0;
+
+    for (const struct ds4_prefix_node *child = node->child; child != NULL; child = child->next)
+        n_child++;
+    if (n_child != node->n_child || node->refs < 0 || (n_child > 0 && !is_full(node)))
+        return ds4_fail(err, DS4_E_BUG, "node at %d: %d children, %d counted, %d references",
+                        node->begin, n_child, node->n_child, node->refs);
+    if (node->begin != end_of(node->parent) || node->n < 1 || node->n > DS4_CHUNK_TOK)
+        return ds4_fail(err, DS4_E_BUG, "node at %d has %d tokens after %d", node->begin, node->n,
+                        end_of(node->parent));
+    if (is_full(node) && find_full(p, node->parent, node->key, node->token) != node)
+        return ds4_fail(err, DS4_E_BUG, "node at %d is not found by its tokens", node->begin);
+    for (const struct ds4_point *point = node->point; point != NULL; point = point->next)
+        if (point->node != node || point->pos <= node->begin || point->pos > end_of(node))
+            return ds4_fail(err, DS4_E_BUG, "node at %d has a point at %d", node->begin,
+                            point->pos);
+    return 0;
+}
+
+int ds4_prefix_check(const struct ds4_prefix *p, struct ds4_err *err)
+{
+    int64_t n_tok = 0;
+    int32_t n_node = 0;
+
+    memset(p->scratch, 0, (size_t)p->n_blocks * sizeof(*p->scratch));
+    for (uint32_t i = 0; i < p->n_bucket; i++)
+        for (const struct ds4_prefix_node *root = p->bucket[i]; root != NULL;
+             root = root->hash_next)
+            for (const struct ds4_prefix_node *node = root->parent == NULL ? next_node(root) : NULL;
+                 node != NULL; node = next_node(node)) {
+                if (check_node(p, node, err) != 0)
+                    return -1;
+                n_tok += node->n;
+                n_node++;
+                p->scratch[node->block]++;
+            }
+    for (int32_t b = 0; b < p->n_blocks; b++)
+        if (p->scratch[b] != ds4_budget_index_refs(p->budget, b))
+            return ds4_fail(err, DS4_E_BUG, "block %d: %d nodes have it, the ledger says %d", b,
+                            p->scratch[b], ds4_budget_index_refs(p->budget, b));
+    if (n_tok != p->n_tok || n_node != p->n_node)
+        return ds4_fail(err, DS4_E_BUG, "%d nodes of %lld tokens, the books say %d of %lld", n_node,
+                        (long long)n_tok, p->n_node, (long long)p->n_tok);
+    return 0;
 }

@@ -1,71 +1,142 @@
-/* Finished sequences kept for their prefix: the tokens, and the lease whose rows hold their state.
+/* The prefix index: what is cached, token for token, and from where a prompt can be computed.
  *
- * A lookup compares tokens, never text or hashes, and answers with the position from which a prompt
- * can be computed: the longest common prefix if the rings still hold the rows around it, else 0.  The
- * rings hold them when the cut is not below the last install and no more than the hot window below the
- * highest position ever written (positions above the cut may be gone, positions far below certainly are).
+ * A tree of chunks.  A node holds up to DS4_CHUNK_TOK tokens and the one block that has their rows; only a
+ * full chunk has children, so nodes end at multiples of DS4_CHUNK_TOK, and at the odd ends of what was run.
+ * Full chunks are found by a chain hash (of the parent's and their own tokens, seeded with the tenant's
+ * salt) and then compared: a hash alone is never trusted.  Hits are exact to the token.
  *
- * There are at most as many entries as slots, and all but the right one differ early or share a
- * long prefix that memcmp passes at memory speed, so the index is an array: a tree would cost more than
- * it saves until restore points outnumber slots.  A new kind of restore point changes
- * restore_point() in prefix.c and nothing else. */
+ * Rows are of use only where the rings can be had as well.  Two kinds of places: hot slots, which can be
+ * cut back by the hot window, and restore points (point.h) in the stages' memory.  A lookup answers with
+ * the highest such place that the prompt shares.
+ *
+ * Eviction is by value (GreedyDual-Size with frequency): leaf first, the cheapest to compute again
+ * first, never a node that somebody stands on or the prompt that is being admitted needs. */
 #ifndef DS4_ROUTER_SCHED_PREFIX_H
 #define DS4_ROUTER_SCHED_PREFIX_H
 
 #include "common/err.h"
 #include "common/vec.h"
 #include "router/sched/budget.h"
+#include "router/sched/point.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#define DS4_CHUNK_TOK 128
+
 DS4_VEC_TYPE(ds4_tokens, int32_t);
 
-struct ds4_prefix_entry {
-    struct ds4_tokens
-        token;  /* owned; exactly the tokens that were run: their number is the state's position */
-    int32_t hi; /* highest position ever written since install, plus one */
-    int32_t install_pos; /* the rings hold nothing from before it */
-    uint64_t salt;
+struct ds4_prefix_node; /* prefix.c */
+
+/* A finished sequence that keeps its slot: the rings hold the state after the first `pos` tokens of the
+ * path that ends in `node`, and can be cut back to install_pos or hi - hot window, whichever is higher. */
+struct ds4_hot {
+    const struct ds4_kv_lease *lease; /* hot; the entry's holder releases or resumes it */
+    struct ds4_prefix_node *node;
+    uint64_t seq; /* the sequence the slot is open for */
+    int32_t pos;
+    int32_t hi;
+    int32_t install_pos;
+    uint64_t affinity; /* of the session, 0 = unknown */
     int64_t used_ns;
-    const struct ds4_kv_lease *lease; /* cached; the entry's holder releases or resumes it */
 };
 
+enum ds4_kv_source { DS4_SOURCE_COLD, DS4_SOURCE_HOT, DS4_SOURCE_TAIL, DS4_SOURCE_ANCHOR };
+/* "cold" | "hot" | "tail" | "anchor": metric label. */
+const char *ds4_kv_source_text(enum ds4_kv_source source);
+
 struct ds4_prefix {
-    DS4_VEC(struct ds4_prefix_entry) entry;
+    struct ds4_budget *budget; /* borrowed */
+    struct ds4_points *points; /* borrowed */
     int32_t hot_window_tok;
+    struct ds4_prefix_node **bucket; /* [n_bucket] full chunks and roots by chain hash */
+    uint32_t n_bucket;               /* a power of two */
+    struct ds4_prefix_node *leaf;    /* list of those without children */
+    DS4_VEC(struct ds4_hot) hot;
+    uint64_t stamp; /* marks the path of the newest lookup */
+    uint64_t sweep;
+    double clock;  /* value of the newest victim */
+    int64_t n_tok; /* cached */
+    int32_t n_node;
+    int32_t *scratch; /* [n_blocks] */
+    int32_t n_blocks;
 };
 
 struct ds4_prefix_hit {
-    int32_t index; /* of the entry, -1 = no use */
-    int32_t lcp;   /* common tokens with that entry, or the longest of all if index is -1 */
-    int32_t start; /* computing starts here: 0 < start < n_prompt, or 0 */
+    int32_t lcp;   /* tokens the prompt shares with anything cached */
+    int32_t start; /* computing starts here: 0 <= start < n_prompt */
+    enum ds4_kv_source source;
+    int32_t hot;                  /* index of the slot to go on with, -1 = none */
+    struct ds4_point *point;      /* to be installed, NULL = none */
+    struct ds4_prefix_node *node; /* has the row start - 1; NULL if start is 0 */
 };
 
-void ds4_prefix_init(struct ds4_prefix *prefix, int32_t hot_window_tok);
-/* Frees the tokens; leases are the caller's. */
+/* `budget` and `points` are borrowed.  -1 with DS4_E_NOMEM. */
+int ds4_prefix_init(struct ds4_prefix *prefix, struct ds4_budget *budget, struct ds4_points *points,
+                    int32_t n_blocks, int32_t hot_window_tok, struct ds4_err *err) DS4_MUST_CHECK;
+/* Frees the nodes; ledger and points are to be freed with it, leases are the caller's. */
 void ds4_prefix_deinit(struct ds4_prefix *prefix);
 
-/* Takes entry->token on success. */
-int ds4_prefix_insert(struct ds4_prefix *prefix, struct ds4_prefix_entry *entry,
-                      struct ds4_err *err) DS4_MUST_CHECK;
-
-/* The entry from which most of the prompt is saved.  At least one prompt token is left to run.  An
- * entry is not worth taking when the common part is a trifle of it: a short side request must not
- * eat a long conversation. */
-struct ds4_prefix_hit ds4_prefix_find(const struct ds4_prefix *prefix, const int32_t *prompt,
+/* From where the prompt can be computed.  At least one prompt token is left to run.  A hot slot is not
+ * worth taking when the common part is a trifle of it: a short side request must not eat a long
+ * conversation.  The path is protected from eviction until the next lookup. */
+struct ds4_prefix_hit ds4_prefix_find(struct ds4_prefix *prefix, const int32_t *prompt,
                                       int32_t n_prompt, uint64_t salt);
+/* The hit is used: its path gains value. */
+void ds4_prefix_use(struct ds4_prefix *prefix, const struct ds4_prefix_hit *hit, int64_t now_ns);
+/* The blocks of positions below start of a hit: block[ds4_budget_blocks(hit->start)]. */
+void ds4_prefix_blocks(const struct ds4_prefix_hit *hit, int32_t *block);
 
-/* Where a prompt could start on a state of n tokens that was written up to hi and installed at
- * install_pos: the rule of ds4_prefix_find for one candidate; 0 = not worth it.  *lcp may be NULL. */
-int32_t ds4_prefix_start(const struct ds4_prefix *prefix, const struct ds4_prefix_entry *entry,
-                         const int32_t *prompt, int32_t n_prompt, int32_t *lcp);
+/* Where a running sequence stands: the deepest full chunk below its start, or the root of its salt.  NULL if
+ * memory is out: then it cannot be cached.  Held until ds4_prefix_leave or moved by ds4_prefix_put. */
+struct ds4_prefix_node *ds4_prefix_stand(struct ds4_prefix *prefix,
+                                         const struct ds4_prefix_hit *hit, uint64_t salt);
+void ds4_prefix_leave(struct ds4_prefix *prefix, struct ds4_prefix_node *node);
 
-/* Moves an entry out; the caller owns its tokens and lease. */
-struct ds4_prefix_entry ds4_prefix_take(struct ds4_prefix *prefix, int32_t index);
+/* Rows that exist now: the tokens of a sequence from the chunk after `from` on. */
+struct ds4_prefix_put {
+    const int32_t *token; /* from position 0 */
+    int32_t n_tok;        /* rows below exist */
+    const int32_t *block; /* the sequence's table */
+    uint64_t maker;       /* its id */
+    int64_t now_ns;
+    bool odd_end; /* the last, unfinished chunk as well */
+};
+/* Adds full chunks, moves *from to the deepest and returns the node that has the last row, NULL with
+ * DS4_E_NOMEM or DS4_E_BUG; what was added until then stays. */
+struct ds4_prefix_node *ds4_prefix_put(struct ds4_prefix *prefix, struct ds4_prefix_node **from,
+                                       const struct ds4_prefix_put *put, struct ds4_err *err);
+/* Hangs a point of this path, at or below the end of `node`.  One already there wins. */
+void ds4_prefix_attach(struct ds4_prefix *prefix, struct ds4_prefix_node *node,
+                       struct ds4_point *point);
+void ds4_prefix_detach(struct ds4_point *point);
+/* Points of the path to `node` that have outlived their use once it reached `pos`: dense anchors that lie
+ * far back, and, if `tails`, exact tails below it. */
+void ds4_prefix_thin(struct ds4_prefix *prefix, struct ds4_prefix_node *node, int32_t pos,
+                     bool tails);
+/* Leaves, and takes out what this maker made of the path and nobody else uses: its rows are not to be
+ * trusted. */
+void ds4_prefix_unmake(struct ds4_prefix *prefix, struct ds4_prefix_node *node, uint64_t maker);
 
-/* The entry idle for longest, `keep` (-1 = none) excepted; -1 if there is none. */
-int32_t ds4_prefix_oldest(const struct ds4_prefix *prefix, int32_t keep);
+/* Keeps a slot; *hot is copied. */
+int ds4_prefix_keep_hot(struct ds4_prefix *prefix, const struct ds4_hot *hot,
+                        struct ds4_err *err) DS4_MUST_CHECK;
+struct ds4_hot ds4_prefix_take_hot(struct ds4_prefix *prefix, int32_t index);
+/* Which slot to give up, `keep` (-1 = none) excepted: one of the same session first, which has moved on, else
+ * the one idle for longest; slots whose state is still to be saved are not ripe.  -1 if there is none. */
+int32_t ds4_prefix_coldest(const struct ds4_prefix *prefix, int32_t keep, uint64_t affinity);
+/* The slots whose state hangs on this node; -1 = none. */
+int32_t ds4_prefix_hot_on(const struct ds4_prefix *prefix, const struct ds4_prefix_node *node);
+
+/* Blocks that eviction could free now. */
+int32_t ds4_prefix_reclaimable(struct ds4_prefix *prefix);
+/* The node of least value; NULL if all are in use. */
+struct ds4_prefix_node *ds4_prefix_victim(const struct ds4_prefix *prefix);
+/* Takes a victim out, its points too; no slot may hang on it any more. */
+void ds4_prefix_evict(struct ds4_prefix *prefix, struct ds4_prefix_node *victim);
+
+/* Recounts the tree against the ledger: DS4_E_BUG names what is off. */
+int ds4_prefix_check(const struct ds4_prefix *prefix, struct ds4_err *err) DS4_MUST_CHECK;
 
 /* Length of the common prefix. */
 int32_t ds4_prefix_common(const int32_t *a, int32_t n_a, const int32_t *b, int32_t n_b);

@@ -81,7 +81,9 @@ static void drop_generation(struct ds4_sched *s)
     for (size_t i = 0; i < s->seqs.len; i++)
         ds4_seq_free(s->seqs.ptr[i]);
     DS4_VEC_DEINIT(&s->seqs);
-    ds4_prefix_deinit(&s->prefix);
+    if (s->budget != NULL)
+        ds4_prefix_deinit(&s->prefix);
+    ds4_points_deinit(&s->points);
     ds4_batch_deinit(&s->batch);
     ds4_budget_free(s->budget);
     s->budget = NULL;
@@ -98,6 +100,10 @@ static void drop_generation(struct ds4_sched *s)
     free(s->entry);
     free(s->open);
     free(s->token);
+    free(s->op);
+    free(s->shared);
+    s->op = NULL;
+    s->shared = NULL;
     s->pick = NULL;
     s->entry = NULL;
     s->open = NULL;
@@ -118,9 +124,12 @@ static int alloc_step(struct ds4_sched *s)
     s->entry = calloc(n, sizeof(*s->entry));
     s->open = calloc(n, sizeof(*s->open));
     s->token = calloc((size_t)s->form.max_step_tok, sizeof(*s->token));
+    s->op = calloc(DS4_MAX_STEP_OPS, sizeof(*s->op));
+    s->shared = calloc((size_t)ds4_budget_blocks(s->form.context_tok), sizeof(*s->shared));
     s->slot_open = calloc((size_t)s->form.n_slots, sizeof(*s->slot_open));
-    if (s->pick == NULL || s->entry == NULL || s->open == NULL || s->token == NULL ||
-        s->slot_open == NULL || DS4_VEC_RESERVE(&s->close_slot, (size_t)s->form.n_slots) != 0)
+    if (s->op == NULL || s->shared == NULL || s->pick == NULL || s->entry == NULL ||
+        s->open == NULL || s->token == NULL || s->slot_open == NULL ||
+        DS4_VEC_RESERVE(&s->close_slot, (size_t)s->form.n_slots) != 0)
         return -1;
     for (int32_t i = 0; i < s->max_inflight; i++) {
         s->posted[i].entry = calloc(n, sizeof(*s->posted[i].entry));
@@ -130,9 +139,11 @@ static int alloc_step(struct ds4_sched *s)
     return 0;
 }
 
-int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form, int64_t now_ns,
-                    struct ds4_err *err)
+int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form,
+                    const struct ds4_kv_host *host, int64_t now_ns, struct ds4_err *err)
 {
+    const struct ds4_kv_ask probe = {
+        .cap_tok = form->context_tok < DS4_CANARY_TOK ? form->context_tok : DS4_CANARY_TOK};
     /* One step runs while the next waits at stage 0, so a single stage needs two. */
     int32_t inflight = or_default(s->config.inflight, form->n_stage > 2 ? form->n_stage : 2);
     int32_t first, n;
@@ -150,7 +161,14 @@ int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form, int64_t no
     s->budget = ds4_budget_new(form->n_blocks, form->n_slots, form->context_tok, err);
     if (s->budget == NULL)
         return -1;
-    ds4_prefix_init(&s->prefix, s->config.hot_window_tok);
+    if (host != NULL && host->hot_tok > 0 && host->hot_tok < s->config.hot_window_tok)
+        s->config.hot_window_tok = host->hot_tok;
+    ds4_points_init(&s->points, host);
+    if (ds4_prefix_init(&s->prefix, s->budget, &s->points, form->n_blocks, s->config.hot_window_tok,
+                        err) != 0) {
+        drop_generation(s);
+        return -1;
+    }
     ds4_batch_init(&s->batch, form->n_stage, form->max_seqs, form->max_step_tok,
                    form->max_step_tok - form->max_seqs < s->config.chunk_tok
                        ? form->max_step_tok - form->max_seqs
@@ -159,13 +177,13 @@ int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form, int64_t no
         drop_generation(s);
         return ds4_fail(err, DS4_E_NOMEM, "no memory for generation %u", form->generation);
     }
-    s->probe_lease = ds4_budget_reserve(
-        s->budget, form->context_tok < DS4_CANARY_TOK ? form->context_tok : DS4_CANARY_TOK, err);
+    s->probe_lease = ds4_budget_reserve(s->budget, &probe, err);
     if (s->probe_lease == NULL ||
         ds4_budget_fill(s->budget, s->probe_lease, DS4_PROBE_TOK, &first, &n, err) != 0) {
         drop_generation(s);
         return -1;
     }
+    ds4_agree_init(&s->agree, form->n_stage);
     s->head_waits = false;
     s->next_step = 0;
     s->last_ack_ns = now_ns;
@@ -200,6 +218,7 @@ void ds4_engine_finish(struct ds4_sched *s, struct ds4_request *req, enum ds4_en
 
     ds4_request_finish(req, end, reason, stop_id, now_ns, err, &result);
     if (!req->internal) {
+        ds4_engine_charge(s, req, result.usage.completion_tok);
         ds4_count_done(s->config.metrics, req, result.end, reason, phase);
         note_end(s, now_ns);
     }
@@ -208,6 +227,7 @@ void ds4_engine_finish(struct ds4_sched *s, struct ds4_request *req, enum ds4_en
 
 void ds4_engine_close_slot(struct ds4_sched *s, int32_t slot)
 {
+    ds4_points_forget_slot(&s->points, slot);
     if (!s->slot_open[slot])
         return;
     s->slot_open[slot] = false;
@@ -215,7 +235,7 @@ void ds4_engine_close_slot(struct ds4_sched *s, int32_t slot)
     s->close_slot.ptr[s->close_slot.len++] = slot;
 }
 
-static void forget_seq(struct ds4_sched *s, struct ds4_seq *seq)
+void ds4_engine_forget_seq(struct ds4_sched *s, struct ds4_seq *seq)
 {
     for (size_t i = 0; i < s->seqs.len; i++)
         if (s->seqs.ptr[i] == seq) {
@@ -223,45 +243,6 @@ static void forget_seq(struct ds4_sched *s, struct ds4_seq *seq)
             break;
         }
     ds4_seq_free(seq);
-}
-
-void ds4_engine_settle(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns)
-{
-    struct ds4_prefix_entry entry;
-    struct ds4_err err = {0};
-
-    assert(seq->n_flight == 0 && seq->req == NULL);
-    s->head_waits = false;
-    if (seq == s->probe) {
-        s->probe = NULL;
-        forget_seq(s, seq);
-        return;
-    }
-    /* Only tokens that were run have state; the newest sampled one usually has none yet. */
-    if (!seq->spoiled && seq->n_acked > 0 && (size_t)seq->n_acked <= seq->token.len) {
-        seq->token.len = (size_t)seq->n_acked;
-        entry = (struct ds4_prefix_entry){
-            .token = seq->token,
-            .hi = seq->hi,
-            .install_pos = seq->install_pos,
-            .salt = seq->salt,
-            .used_ns = now_ns,
-            .lease = seq->lease,
-        };
-        if (ds4_prefix_insert(&s->prefix, &entry, &err) == 0) {
-            seq->token = (struct ds4_tokens){0};
-            if (ds4_budget_retain(s->budget, seq->lease, seq->n_acked, &err) == 0) {
-                forget_seq(s, seq);
-                return;
-            }
-            entry = ds4_prefix_take(&s->prefix, (int32_t)s->prefix.entry.len - 1);
-            DS4_VEC_DEINIT(&entry.token);
-        }
-        ds4_log(DS4_LOG_ERROR, "sched.retain", "seq=%" PRIu64 " error=\"%s\"", seq->id, err.msg);
-    }
-    ds4_engine_close_slot(s, seq->lease->slot);
-    ds4_budget_release(s->budget, &seq->lease);
-    forget_seq(s, seq);
 }
 
 void ds4_engine_end(struct ds4_sched *s, struct ds4_seq *seq, enum ds4_end end,
@@ -294,47 +275,13 @@ void ds4_sched_stop(struct ds4_sched *s, enum ds4_reason reason, const struct ds
         if (seqs.ptr[i]->req != NULL && !seqs.ptr[i]->req->internal)
             ds4_count_preempted(s->config.metrics, "restart");
         if (seqs.ptr[i]->req != NULL)
-            ds4_engine_finish(s, seqs.ptr[i]->req, DS4_END_ERROR, reason, -1, now_ns, why);
+            ds4_engine_lose(s, seqs.ptr[i], reason, why, now_ns);
         ds4_seq_free(seqs.ptr[i]);
     }
     DS4_VEC_DEINIT(&seqs);
 }
 
-/* ---- the queue ----------------------------------------------------------------------------------- */
-
-void ds4_engine_unlink(struct ds4_sched *s, struct ds4_request *req)
-{
-    struct ds4_request **at = &s->head, *before = NULL;
-
-    while (*at != req) {
-        before = *at;
-        at = &(*at)->next;
-    }
-    *at = req->next;
-    if (s->tail == req)
-        s->tail = before;
-    req->next = NULL;
-    s->n_queued--;
-    s->head_waits = false; /* another one may be the head now */
-}
-
-static struct ds4_request *pop_queued(struct ds4_sched *s)
-{
-    struct ds4_request *req = s->head;
-
-    if (req != NULL)
-        ds4_engine_unlink(s, req);
-    return req;
-}
-
-void ds4_sched_fail_queue(struct ds4_sched *s, enum ds4_reason reason, const struct ds4_err *why,
-                          int64_t now_ns)
-{
-    struct ds4_request *req;
-
-    while ((req = pop_queued(s)) != NULL)
-        ds4_engine_finish(s, req, DS4_END_ERROR, reason, -1, now_ns, why);
-}
+/* ---- taking requests --------------------------------------------------------------------------------- */
 
 void ds4_sched_drain(struct ds4_sched *s, bool drained)
 {
@@ -381,6 +328,11 @@ int ds4_engine_fit(const struct ds4_sched *s, struct ds4_request *req, enum ds4_
         return 0; /* no generation yet */
     *reason = DS4_REASON_CONTEXT;
     req->context_tok = context;
+    if (req->history.len >= (size_t)context) {
+        *reason = DS4_REASON_RESTARTED;
+        return ds4_fail(err, DS4_E_UNAVAILABLE, "%zu tokens do not fit the new context of %d",
+                        req->history.len, context);
+    }
     if (req->n_prompt >= context)
         return ds4_fail(err, DS4_E_TOO_LONG, "prompt has %d tokens, context is %d tokens",
                         req->n_prompt, context);
@@ -407,7 +359,7 @@ int32_t ds4_engine_cap(const struct ds4_sched *s, const struct ds4_request *req)
     return with > cap && ds4_budget_fits(s->budget, with, NULL) == 0 ? with : cap;
 }
 
-static int check_request(const struct ds4_sched *s, struct ds4_request *req,
+static int check_request(struct ds4_sched *s, struct ds4_request *req, int64_t now_ns,
                          enum ds4_reason *reason, int32_t *wait_ms, struct ds4_err *err)
 {
     if (s->drained) {
@@ -428,6 +380,9 @@ static int check_request(const struct ds4_sched *s, struct ds4_request *req,
         req->max_new = INT32_MAX / 2 - req->n_prompt;
     if (ds4_engine_fit(s, req, reason, err) != 0)
         return -1;
+    *reason = DS4_REASON_POISONED;
+    if (ds4_engine_check_poison(s, req, now_ns, wait_ms, err) != 0)
+        return -1;
     if (s->n_queued >= s->config.queue_max) {
         *reason = DS4_REASON_QUEUE_FULL;
         *wait_ms = retry_after_ms(s);
@@ -442,7 +397,7 @@ int ds4_sched_submit(struct ds4_sched *s, struct ds4_request *req, int64_t now_n
 {
     enum ds4_reason why = DS4_REASON_NONE;
     int32_t wait = 0;
-    int rc = check_request(s, req, &why, &wait, err);
+    int rc = check_request(s, req, now_ns, &why, &wait, err);
 
     if (rc == 0 && req->state == DS4_REQUEST_RECEIVED)
         rc = ds4_request_move(req, DS4_REQUEST_CHECKED, err);
@@ -456,14 +411,7 @@ int ds4_sched_submit(struct ds4_sched *s, struct ds4_request *req, int64_t now_n
         ds4_count_refused(s->config.metrics, req->api, why);
         return -1;
     }
-    req->timing.queued_ns = now_ns;
-    req->next = NULL;
-    if (s->tail != NULL)
-        s->tail->next = req;
-    else
-        s->head = req;
-    s->tail = req;
-    s->n_queued++;
+    ds4_engine_queue(s, req, now_ns);
     ds4_count_started(s->config.metrics, req);
     return 0;
 }
@@ -502,6 +450,7 @@ void ds4_sched_pause(struct ds4_sched *s, struct ds4_request *req, bool paused)
 {
     struct ds4_seq *seq = seq_of(s, req);
 
+    req->paused = paused;
     if (seq == NULL || seq->paused == paused)
         return;
     seq->paused = paused;
@@ -510,20 +459,6 @@ void ds4_sched_pause(struct ds4_sched *s, struct ds4_request *req, bool paused)
 }
 
 /* ---- one turn of the loop ------------------------------------------------------------------------- */
-
-/* One list, one limit: the head is always the first to run out of time. */
-static void expire_queue(struct ds4_sched *s, int64_t now_ns)
-{
-    struct ds4_err err = {0};
-
-    while (s->head != NULL &&
-           now_ns - s->head->timing.queued_ns >= s->config.queue_ms * DS4_NS_PER_MS) {
-        struct ds4_request *req = pop_queued(s);
-
-        ds4_fail(&err, DS4_E_TIMEOUT, "no place became free within %d ms", s->config.queue_ms);
-        ds4_engine_finish(s, req, DS4_END_ERROR, DS4_REASON_QUEUE_TIMEOUT, -1, now_ns, &err);
-    }
-}
 
 /* A sequence in the probe's place; it belongs to the engine afterwards. */
 static struct ds4_seq *start_in_probe_place(struct ds4_sched *s, const int32_t *token, int32_t n,
@@ -594,7 +529,7 @@ void ds4_sched_pump(struct ds4_sched *s, int64_t now_ns)
 {
     int32_t places = s->config.max_seqs - (s->canary_due ? 1 : 0);
 
-    expire_queue(s, now_ns);
+    ds4_engine_expire(s, now_ns);
     if (!s->started || s->failed)
         return;
     /* A look costs a comparison with every kept prefix: not in every turn of a busy loop. */
@@ -615,7 +550,10 @@ void ds4_sched_stats(const struct ds4_sched *s, struct ds4_sched_stats *stats)
         ds4_budget_sums(s->budget, &sums);
     *stats = (struct ds4_sched_stats){
         .queued = s->n_queued,
-        .idle = (int32_t)s->prefix.entry.len,
+        .idle = (int32_t)s->prefix.hot.len,
+        .points = s->points.n_point,
+        .point_bytes = ds4_points_used_bytes(&s->points),
+        .index_tok = s->prefix.n_tok,
         .inflight = s->n_posted,
         .steps_posted = s->next_step,
         .steps_done = s->next_step - s->n_posted,
@@ -628,9 +566,10 @@ void ds4_sched_stats(const struct ds4_sched *s, struct ds4_sched_stats *stats)
         .blocks_promised = sums.promised,
         .blocks_live = sums.live,
         .blocks_cached = sums.cached,
+        .blocks_io = sums.io,
         .blocks_total = sums.total,
         .slots_free = sums.slots_free,
-        .slots_used = sums.slots_live + sums.slots_cached,
+        .slots_used = sums.slots_live + sums.slots_hot,
         .generated_tok = s->generated_tok,
         .prompt_tok = s->prompt_tok,
         .cached_tok = s->cached_tok,

@@ -23,20 +23,27 @@
 
 struct ds4_sched;
 struct ds4_metrics;
+struct ds4_kv_host; /* router/sched/point.h */
+
+#define DS4_MAX_BOUNDARY_IDS 8
 
 /* Settings; a value of 0 takes the default in brackets. */
 struct ds4_sched_config {
-    int32_t max_seqs;            /* running at once [8] */
-    int32_t default_max_new;     /* [16384] */
-    int32_t queue_max;           /* requests waiting [64] */
-    int32_t queue_ms;            /* longest wait [120000] */
-    int32_t chunk_tok;           /* prompt tokens per step [512] */
-    int32_t inflight;            /* steps posted at once [stages, at least 2] */
-    int32_t hot_window_tok;      /* a sequence can be cut back so far in place [120] */
-    int32_t vocab;               /* ids are 0 .. vocab - 1; required */
-    int32_t step_ms;             /* a decode step may take so long [30000] */
-    int32_t prefill_ms;          /* a step with prompt tokens [120000] */
-    int32_t probe_ms;            /* idle so long: run a probe step [10000] */
+    int32_t max_seqs;        /* running at once [8] */
+    int32_t default_max_new; /* [16384] */
+    int32_t queue_max;       /* requests waiting [64] */
+    int32_t queue_ms;        /* longest wait [120000] */
+    int32_t chunk_tok;       /* prompt tokens per step [512] */
+    int32_t itl_ms;          /* aim for a step with decodes; 0 = none [0] */
+    int32_t inflight;        /* steps posted at once [stages, at least 2] */
+    int32_t hot_window_tok;  /* a sequence can be cut back so far in place [120] */
+    int32_t vocab;           /* ids are 0 .. vocab - 1; required */
+    int32_t step_ms;         /* a decode step may take so long [30000] */
+    int32_t prefill_ms;      /* a step with prompt tokens [120000] */
+    int32_t probe_ms;        /* idle so long: run a probe step [10000] */
+    bool replay;             /* running requests survive a lost generation */
+    int32_t n_boundary_id;   /* a message begins with one of these ids: */
+    int32_t boundary_id[DS4_MAX_BOUNDARY_IDS];
     struct ds4_metrics *metrics; /* borrowed; NULL = none */
 };
 
@@ -58,10 +65,13 @@ void ds4_sched_set_limits(struct ds4_sched *sched, int32_t default_max_new, int3
 /* What FORM says for the coming generation: max_seqs and max_step_tok from the settings. */
 void ds4_sched_shape(const struct ds4_sched *sched, struct ds4_form *form);
 
-/* A generation is formed: empty caches, full ledger, steps numbered from 0. */
-int ds4_sched_start(struct ds4_sched *sched, const struct ds4_form *form, int64_t now_ns,
+/* A generation is formed: empty caches, full ledger, steps numbered from 0.  `host` is what the stages can
+ * keep of restore points; NULL: none. */
+int ds4_sched_start(struct ds4_sched *sched, const struct ds4_form *form,
+                    const struct ds4_kv_host *host, int64_t now_ns,
                     struct ds4_err *err) DS4_MUST_CHECK;
-/* The generation is lost: running requests end with *why and `reason`; the queue stays. */
+/* The generation is lost: running requests end with *why and `reason`, or, with config.replay and
+ * DS4_REASON_RESTARTED, wait to be computed again; the queue stays. */
 void ds4_sched_stop(struct ds4_sched *sched, enum ds4_reason reason, const struct ds4_err *why,
                     int64_t now_ns);
 bool ds4_sched_is_started(const struct ds4_sched *sched);
@@ -89,6 +99,7 @@ int ds4_sched_run_canary(struct ds4_sched *sched, struct ds4_request *req, int64
  *   DS4_E_INVALID       INVALID       empty prompt, an id outside the vocabulary
  *   DS4_E_BUSY          QUEUE_FULL
  *   DS4_E_UNAVAILABLE   DRAINING
+ *   DS4_E_UNAVAILABLE   POISONED      the prompt was there at two losses of a generation
  * Whether the cluster is ready is the caller's question (ds4_cluster_view); a request given while it
  * forms simply waits. */
 int ds4_sched_submit(struct ds4_sched *sched, struct ds4_request *req, int64_t now_ns,
@@ -111,6 +122,10 @@ void ds4_sched_pump(struct ds4_sched *sched, int64_t now_ns);
 int ds4_sched_tokens(struct ds4_sched *sched, const struct ds4_tokens_out *out, int64_t now_ns,
                      struct ds4_err *err) DS4_MUST_CHECK;
 
+/* STEP_DONE of a stage other than the last: -1 with DS4_E_PROTOCOL if it stands elsewhere than others. */
+int ds4_sched_step_done(struct ds4_sched *sched, int32_t stage, const struct ds4_step_done *done,
+                        struct ds4_err *err) DS4_MUST_CHECK;
+
 /* The oldest posted step is older than its limit: DS4_E_TIMEOUT naming step and age. */
 int ds4_sched_check_step(const struct ds4_sched *sched, int64_t now_ns,
                          struct ds4_err *err) DS4_MUST_CHECK;
@@ -119,8 +134,11 @@ struct ds4_sched_stats {
     int32_t queued;
     int32_t prefilling;
     int32_t decoding;
-    int32_t draining; /* ended, waiting for their posted steps */
-    int32_t idle;     /* finished sequences kept for their prefix */
+    int32_t draining;    /* ended, waiting for their posted steps */
+    int32_t idle;        /* finished sequences that have a slot still */
+    int32_t points;      /* restore points */
+    int64_t point_bytes; /* of the fullest stage */
+    int64_t index_tok;   /* tokens in the prefix index */
     int32_t inflight;
     int64_t steps_posted;
     int64_t steps_done;
@@ -129,7 +147,7 @@ struct ds4_sched_stats {
     int64_t oldest_queued_ns; /* 0 = none */
     int64_t at_work_ns;       /* time with a step under way, until now or work_began_ns if not 0 */
     int64_t work_began_ns;
-    int32_t blocks_free, blocks_promised, blocks_live, blocks_cached, blocks_total;
+    int32_t blocks_free, blocks_promised, blocks_live, blocks_cached, blocks_io, blocks_total;
     int32_t slots_free, slots_used;
     int32_t max_seqs;
     uint64_t generated_tok;

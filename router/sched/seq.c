@@ -40,6 +40,8 @@ void ds4_seq_free(struct ds4_seq *seq)
     if (seq == NULL)
         return;
     DS4_VEC_DEINIT(&seq->token);
+    DS4_VEC_DEINIT(&seq->point);
+    DS4_VEC_DEINIT(&seq->mark);
     free(seq);
 }
 
@@ -66,6 +68,10 @@ bool ds4_seq_next_chunk(struct ds4_seq *seq, int32_t max_tok, struct ds4_pick *p
         if (end / DS4_CHUNK_ALIGN_TOK * DS4_CHUNK_ALIGN_TOK > base)
             end = end / DS4_CHUNK_ALIGN_TOK * DS4_CHUNK_ALIGN_TOK;
     }
+    while (seq->n_marked < seq->mark.len && seq->mark.ptr[seq->n_marked] <= base)
+        seq->n_marked++;
+    if (seq->n_marked < seq->mark.len && seq->mark.ptr[seq->n_marked] < end)
+        end = seq->mark.ptr[seq->n_marked];
     *pick = (struct ds4_pick){
         .seq = seq,
         .kind = DS4_ENTRY_PREFILL,

@@ -42,7 +42,7 @@ struct ds4_seq {
     int32_t max_pos; /* a token sampled for max_pos - 1 is the last */
     int32_t n_posted;
     int32_t n_acked;
-    int32_t hi; /* as in struct ds4_prefix_entry */
+    int32_t hi; /* as in struct ds4_hot */
     int32_t install_pos;
     int32_t n_flight;  /* posted entries not acknowledged */
     int64_t last_step; /* newest step with an entry of it, -1 none */
@@ -52,7 +52,17 @@ struct ds4_seq {
     int32_t n_block_sent;
     const struct ds4_kv_lease *lease; /* live; the holder is this sequence */
     uint64_t salt;
+    uint64_t affinity;
     int32_t group; /* decode group, -1 none; kept by batch.c */
+
+    /* What is kept of it (keep.c). */
+    struct ds4_prefix_node *stand; /* deepest chunk of its path in the index; NULL: not indexed */
+    int32_t n_put;                 /* rows below are in the index */
+    int32_t n_anchor;              /* anchors of the answer were thought of up to here */
+    struct ds4_point *install;     /* pinned until the step that installs it is posted */
+    DS4_VEC(struct ds4_point *) point; /* saved from it, on no node yet */
+    DS4_VEC(int32_t) mark;             /* prompt chunks end there: places worth a point, rising */
+    size_t n_marked;                   /* of them behind n_posted */
 };
 
 /* What a sequence contributes to a step. */

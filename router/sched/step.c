@@ -9,10 +9,15 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/metrics.h"
+#include "proto/point.h"
 #include "router/sched/engine.h"
 
 #include <assert.h>
 #include <inttypes.h>
+
+#define DS4_MIN_MIXED_TOK 128 /* prompts beside decodes advance by at least so much, */
+#define DS4_SPREAD_STEPS  8   /* and by this part of what waits */
+#define DS4_MAX_DROPS     (DS4_MAX_STEP_OPS / 4) /* of a step: installs and copies need room as well */
 
 /* ---- posting ------------------------------------------------------------------------------------- */
 
@@ -41,6 +46,77 @@ static void fill_open(const struct ds4_seq *seq, struct ds4_seq_open *open)
         open->stop_id[open->n_stop++] = req->stop_id[i];
 }
 
+/* An operation of the step under construction. */
+static struct ds4_kv_op *add_op(struct ds4_sched *s, struct ds4_step *step,
+                                enum ds4_kv_op_kind kind)
+{
+    struct ds4_kv_op *op = &s->op[step->n_op++];
+
+    assert(step->n_op <= DS4_MAX_STEP_OPS);
+    *op = (struct ds4_kv_op){.kind = kind};
+    return op;
+}
+
+/* What the stages must do before a new sequence's first rows: rings from a point, and a copy of the block
+ * that the sequence begins in the middle of. */
+static void begin_seq(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_step *step)
+{
+    const struct ds4_kv_lease *lease = seq->lease;
+    struct ds4_kv_op *op;
+
+    if (seq->install != NULL) {
+        op = add_op(s, step, DS4_KV_INSTALL);
+        op->seq = seq->id;
+        op->slot = lease->slot;
+        op->epoch = lease->epoch;
+        op->pos = seq->install->pos;
+        op->point = seq->install->id;
+        seq->install->pins--;
+        seq->install = NULL;
+    }
+    if (lease->copy_from >= 0) {
+        op = add_op(s, step, DS4_KV_BLOCK_COPY);
+        op->block_src = lease->copy_from;
+        op->block_dst = lease->block[lease->start_tok / DS4_BLOCK_TOK];
+        ds4_budget_copied(s->budget, lease);
+    }
+}
+
+/* Points that are to be forgotten; their memory is needed by what is saved in this step. */
+static void add_drops(struct ds4_sched *s, struct ds4_step *step)
+{
+    size_t n = s->points.dropped.len < DS4_MAX_DROPS ? s->points.dropped.len : DS4_MAX_DROPS;
+
+    if (n == 0)
+        return;
+    for (size_t i = 0; i < n; i++)
+        add_op(s, step, DS4_KV_POINT_DROP)->point = s->points.dropped.ptr[i];
+    s->points.dropped.len -= n;
+    memmove(s->points.dropped.ptr, s->points.dropped.ptr + n,
+            s->points.dropped.len * sizeof(*s->points.dropped.ptr));
+}
+
+static void add_saves(struct ds4_sched *s, struct ds4_step *step)
+{
+    int32_t n = 0;
+
+    for (; s->points.dropped.len == 0 && n < (int32_t)s->points.wanted.len &&
+           step->n_op < DS4_MAX_STEP_OPS;
+         n++) {
+        const struct ds4_save *save = &s->points.wanted.ptr[n];
+        struct ds4_kv_op *op = add_op(s, step, DS4_KV_POINT_SAVE);
+
+        op->seq = save->seq;
+        op->slot = save->slot;
+        op->epoch = save->epoch;
+        op->pos = save->point->pos;
+        op->point = save->point->id;
+    }
+    ds4_points_posted(&s->points, n, step->step_no);
+    if (n > 0)
+        s->head_waits = false; /* their slots may be given away now */
+}
+
 static int fill_entry(struct ds4_sched *s, const struct ds4_pick *pick, struct ds4_step *step,
                       struct ds4_step_entry *entry, struct ds4_err *err)
 {
@@ -48,10 +124,14 @@ static int fill_entry(struct ds4_sched *s, const struct ds4_pick *pick, struct d
     int32_t end = pick->base_pos + pick->n_tok;
     int32_t first, n;
 
-    if (ds4_budget_fill(s->budget, seq->lease, end, &first, &n, err) != 0)
+    if (ds4_budget_fill(s->budget, seq->lease, end, &first, &n, err) != 0 ||
+        ds4_budget_may_write(s->budget, seq->lease, pick->base_pos, end, err) != 0) {
+        ds4_metric_add(s->config.metrics, DS4_M_KV_INVARIANT_FAILURES, 1, "I1");
         return -1;
+    }
     if (!seq->opened) {
         fill_open(seq, &s->open[step->n_open++]);
+        begin_seq(s, seq, step);
         seq->opened = true;
         s->slot_open[seq->lease->slot] = true;
     }
@@ -104,10 +184,14 @@ static int build_and_send(struct ds4_sched *s, int32_t n_pick, struct ds4_posted
         .n_close = (int32_t)s->close_slot.len,
         .close_slot = s->close_slot.ptr,
         .open = s->open,
+        .op = s->op,
         .entry = s->entry,
         .token = s->token,
     };
 
+    for (int32_t i = 0; i < n_pick; i++)
+        ds4_engine_mark_points(s, s->pick[i].seq, &s->pick[i]);
+    add_drops(s, &step);
     posted->n_decode = 0;
     for (int32_t i = 0; i < n_pick; i++) {
         const struct ds4_pick *pick = &s->pick[i];
@@ -125,9 +209,48 @@ static int build_and_send(struct ds4_sched *s, int32_t n_pick, struct ds4_posted
     }
     posted->n_entry = step.n_entry;
     posted->n_row = step.n_tok;
+    add_saves(s, &step);
     if (s->port.send_step(s->port.owner, &step, err) != 0)
         return -1;
     return 0;
+}
+
+/* Prompt rows beside decodes (kv-cache.md 4.4): the waiting ones spread over some steps, fewer when the
+ * cache is nearly full, so that prompts do not pile up in front of answers that need the room, and no more
+ * than the aim for the time between two tokens allows. */
+static int32_t mixed_rows(const struct ds4_sched *s)
+{
+    struct ds4_budget_sums sums;
+    int64_t rows, most = s->batch.chunk_tok, aim;
+
+    ds4_budget_sums(s->budget, &sums);
+    most = most * (sums.free + sums.cached) / sums.total;
+    rows = ds4_batch_waiting_tok(&s->batch) / DS4_SPREAD_STEPS;
+    rows = rows < most ? rows : most;
+    rows = rows > DS4_MIN_MIXED_TOK ? rows : DS4_MIN_MIXED_TOK;
+    if (s->config.itl_ms > 0 && s->row_ns > 0) {
+        aim = (int64_t)(((double)s->config.itl_ms * (double)DS4_NS_PER_MS - s->decode_ns) /
+                        s->row_ns);
+        rows = rows < aim ? rows : aim;
+        rows = rows > DS4_CHUNK_ALIGN_TOK ? rows : DS4_CHUNK_ALIGN_TOK;
+    }
+    return rows < s->batch.chunk_tok ? (int32_t)rows : s->batch.chunk_tok;
+}
+
+/* What steps cost: the time since the answer before, or since it was posted. */
+static void learn_cost(struct ds4_sched *s, const struct ds4_posted_step *step, int64_t now_ns)
+{
+    int64_t since = step->posted_ns > s->last_ack_ns ? step->posted_ns : s->last_ack_ns;
+    double took = (double)(now_ns - since);
+    int32_t prompt_rows = step->n_row - step->n_decode;
+
+    if (prompt_rows == 0)
+        s->decode_ns = s->decode_ns == 0 ? took : 0.9 * s->decode_ns + 0.1 * took;
+    else if (step->n_decode > 0 && prompt_rows >= DS4_CHUNK_ALIGN_TOK && took > s->decode_ns) {
+        double each = (took - s->decode_ns) / prompt_rows;
+
+        s->row_ns = s->row_ns == 0 ? each : 0.9 * s->row_ns + 0.1 * each;
+    }
 }
 
 bool ds4_engine_post(struct ds4_sched *s, int64_t now_ns)
@@ -138,6 +261,7 @@ bool ds4_engine_post(struct ds4_sched *s, int64_t now_ns)
 
     if (s->failed || s->n_posted >= s->max_inflight)
         return false;
+    s->batch.mixed_tok = mixed_rows(s);
     n = ds4_batch_next(&s->batch, s->next_step, s->pick);
     if (n == 0)
         return false;
@@ -194,7 +318,7 @@ static void report_progress(struct ds4_sched *s, struct ds4_seq *seq, int64_t no
 {
     struct ds4_request *req = seq->req;
 
-    if (req->sink.progress == NULL)
+    if (req->sink.progress == NULL || req->n_replay > 0)
         return;
     req->delivering = true;
     req->sink.progress(req->sink.owner, seq->n_acked, req->n_prompt, req->usage.cached_tok);
@@ -219,6 +343,7 @@ bool ds4_engine_splice(struct ds4_sched *s, struct ds4_seq *seq, int32_t n_drop,
     if (ds4_seq_splice(seq, keep, token, n, err) != 0 ||
         ds4_batch_add_prefill(&s->batch, seq, err) != 0)
         return false;
+    ds4_engine_cut_points(s, seq, keep);
     for (int32_t i = 0; i < s->n_posted; i++) {
         struct ds4_posted_step *step = &s->posted[(s->first_posted + i) % s->max_inflight];
 
@@ -317,6 +442,26 @@ static void acked_entry(struct ds4_sched *s, const struct ds4_posted_entry *post
     }
 }
 
+int ds4_sched_step_done(struct ds4_sched *s, int32_t stage, const struct ds4_step_done *done,
+                        struct ds4_err *err)
+{
+    if (!s->started || done->generation != s->form.generation || done->step_no >= s->next_step ||
+        stage == s->form.n_stage - 1)
+        return ds4_fail(err, DS4_E_PROTOCOL, "stage %d answers step %" PRId64 " of generation %u",
+                        stage, done->step_no, done->generation);
+    return ds4_agree_add(&s->agree, stage, done->step_no, done->pos_digest, err);
+}
+
+/* The last stage's own voice among the stages. */
+static int agree(struct ds4_sched *s, const struct ds4_tokens_out *out, struct ds4_err *err)
+{
+    uint32_t digest = 0;
+
+    for (int32_t i = 0; i < out->n_entry; i++)
+        digest = ds4_pos_digest(digest, out->entry[i].seq, out->entry[i].epoch, out->entry[i].pos);
+    return ds4_agree_add(&s->agree, s->form.n_stage - 1, out->step_no, digest, err);
+}
+
 int ds4_sched_tokens(struct ds4_sched *s, const struct ds4_tokens_out *out, int64_t now_ns,
                      struct ds4_err *err)
 {
@@ -342,8 +487,11 @@ int ds4_sched_tokens(struct ds4_sched *s, const struct ds4_tokens_out *out, int6
             return -1;
         good |= (out->entry[i].flags & DS4_TOKEN_NONFINITE) == 0;
     }
+    if (agree(s, out, err) != 0)
+        return -1;
     ds4_count_step(s->config.metrics, posted->n_entry, posted->n_decode, posted->n_row,
                    now_ns - posted->posted_ns);
+    learn_cost(s, posted, now_ns);
     s->first_posted = (s->first_posted + 1) % s->max_inflight;
     s->prefilled_tok += (uint64_t)(posted->n_row - posted->n_decode);
     s->n_posted--;
@@ -352,8 +500,11 @@ int ds4_sched_tokens(struct ds4_sched *s, const struct ds4_tokens_out *out, int6
     s->last_ack_ns = now_ns;
     if (good)
         s->last_token_ns = now_ns;
+    ds4_points_acked(&s->points, posted->step_no);
     for (int32_t i = 0; i < out->n_entry; i++) {
         posted->entry[i].seq->n_flight--;
+        if (!posted->entry[i].stale)
+            ds4_engine_index(s, posted->entry[i].seq, now_ns);
         acked_entry(s, &posted->entry[i], &out->entry[i], now_ns);
     }
     return 0;

@@ -2,6 +2,7 @@
 #include "tests/support/sched_rig.h"
 
 #include "common/clock.h"
+#include "proto/point.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +21,27 @@ void ds4_rig_start(struct ds4_rig *rig)
 
     rig->form.generation++;
     ds4_scripted_form(&rig->stage, &rig->form, DS4_RIG_VOCAB, 120);
-    must(ds4_sched_start(rig->sched, &rig->form, rig->now_ns, &err) == 0, err.msg);
+    must(ds4_sched_start(rig->sched, &rig->form, &rig->host, rig->now_ns, &err) == 0, err.msg);
+}
+
+/* Points shaped like those of the real model, a thousand times smaller. */
+static void shape_points(struct ds4_rig *rig, int32_t n_points)
+{
+    const struct ds4_point_shape shape = {
+        .window_tok = 128,
+        .row_bytes = 10,
+        .n_group = 2,
+        .group = {{.ratio = 4, .prev_bytes = 100, .open_bytes = 200},
+                  {.ratio = 128, .open_bytes = 20}},
+    };
+
+    rig->stage.shape = shape;
+    rig->stage.unit_bytes = 64;
+    rig->form.host_bytes = n_points * ds4_unit_round(ds4_point_bytes(&shape, 128), 64);
+    rig->host.n_stage = n_points > 0 ? 1 : 0;
+    rig->host.stage[0].shape = shape;
+    rig->host.stage[0].unit_bytes = 64;
+    rig->host.stage[0].max_bytes = rig->form.host_bytes;
 }
 
 void ds4_rig_open(struct ds4_rig *rig, const struct ds4_rig_shape *shape)
@@ -40,6 +61,7 @@ void ds4_rig_open(struct ds4_rig *rig, const struct ds4_rig_shape *shape)
         .context_tok = shape->context_tok,
     };
     ds4_sched_shape(rig->sched, &rig->form);
+    shape_points(rig, shape->n_points);
     ds4_rig_start(rig);
 }
 
@@ -159,6 +181,7 @@ bool ds4_rig_turn(struct ds4_rig *rig)
     rig->now_ns += DS4_NS_PER_MS;
     if (!ds4_scripted_answer(&rig->stage, &out))
         return false;
+    must(rig->stage.err.code == DS4_OK, rig->stage.err.msg);
     must(ds4_sched_tokens(rig->sched, &out, rig->now_ns, &err) == 0, err.msg);
     return true;
 }

@@ -4,6 +4,7 @@
 
 #include "common/vec.h"
 #include "router/request.h"
+#include "router/sched/point.h"
 #include "router/sched/sched.h"
 #include "tests/support/scripted_stage.h"
 
@@ -27,11 +28,14 @@ struct ds4_rig {
     struct ds4_sched *sched;
     struct ds4_scripted_stage stage;
     struct ds4_form form;
+    struct ds4_kv_host host;
     int64_t now_ns;
 };
 
 struct ds4_rig_shape {
     int32_t n_stage, n_blocks, n_slots, context_tok;
+    int32_t
+        n_points; /* anchors the stages have host memory for; a tail weighs as much as up to three */
     struct ds4_sched_config config; /* vocab is filled in */
 };
 

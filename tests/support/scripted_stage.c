@@ -2,6 +2,7 @@
 #include "tests/support/scripted_stage.h"
 
 #include "proto/check.h"
+#include "proto/point.h"
 #include "router/sched/budget.h"
 
 #include <inttypes.h>
@@ -18,12 +19,20 @@ static int32_t pick_token(int32_t vocab, uint64_t h)
     return (int32_t)(mix(h, 77) % (uint64_t)vocab);
 }
 
+/* A row: what is written for a token after a state, given the sum of all rows before. */
+static uint64_t row(uint64_t state, int32_t token, uint64_t sum)
+{
+    return mix(state ^ (sum * UINT64_C(0xd6e8feb86659fd93)), token);
+}
+
 int32_t ds4_scripted_next(int32_t vocab, const int32_t *token, int32_t n)
 {
-    uint64_t h = 1;
+    uint64_t h = 1, sum = 0;
 
-    for (int32_t t = 0; t < n; t++)
-        h = mix(h, token[t]);
+    for (int32_t t = 0; t < n; t++) {
+        h = row(h, token[t], sum);
+        sum += h;
+    }
     return pick_token(vocab, h);
 }
 
@@ -39,6 +48,9 @@ static void free_step(struct ds4_step *step)
 {
     for (int32_t i = 0; i < step->n_entry; i++)
         free((void *)step->entry[i].block);
+    for (int32_t i = 0; i < step->n_op; i++)
+        free((void *)step->op[i].block);
+    free(step->op);
     free(step->open);
     free((void *)step->close_slot);
     free(step->entry);
@@ -63,6 +75,9 @@ static struct ds4_step *copy_step(const struct ds4_step *step)
 
     out->open = copy(step->open, (size_t)step->n_open, sizeof(*step->open));
     out->close_slot = copy(step->close_slot, (size_t)step->n_close, sizeof(*step->close_slot));
+    out->op = copy(step->op, (size_t)step->n_op, sizeof(*step->op));
+    for (int32_t i = 0; i < step->n_op; i++)
+        out->op[i].block = copy(step->op[i].block, (size_t)step->op[i].n_block, sizeof(int32_t));
     out->entry = copy(step->entry, (size_t)step->n_entry, sizeof(*step->entry));
     out->token = copy(step->token, (size_t)step->n_tok, sizeof(*step->token));
     for (int32_t i = 0; i < step->n_entry; i++)
@@ -78,6 +93,9 @@ static void clear(struct ds4_scripted_stage *stage)
         DS4_VEC_DEINIT(&stage->slot[s].token);
         free(stage->slot[s].block);
     }
+    for (size_t i = 0; i < stage->point.len; i++)
+        free(stage->point.ptr[i].token);
+    DS4_VEC_DEINIT(&stage->point);
     free(stage->slot);
     free(stage->cell);
     free(stage->answer);
@@ -97,6 +115,11 @@ void ds4_scripted_form(struct ds4_scripted_stage *stage, const struct ds4_form *
         .vocab = vocab,
         .hot_window_tok = hot_window_tok,
         .check_cells = true,
+        .shape = stage->shape,
+        .unit_bytes = stage->unit_bytes,
+        .n_saves = stage->n_saves,
+        .n_installs = stage->n_installs,
+        .n_copies = stage->n_copies,
         .err = err,
         .last_close = -1,
         .next = stage->next,
@@ -141,6 +164,28 @@ int ds4_scripted_send(void *owner, const struct ds4_step *step, struct ds4_err *
     return 0;
 }
 
+static int32_t pos_of(const struct ds4_scripted_slot *slot)
+{
+    return slot->install_pos + (int32_t)slot->hash.len - 1;
+}
+
+/* The slot stands at pos with nothing before it in its rings; token [pos] or NULL. */
+static void stand_at(struct ds4_scripted_slot *slot, int32_t pos, uint64_t hash,
+                     const int32_t *token)
+{
+    slot->token.len = 0;
+    if (token != NULL && DS4_VEC_RESERVE(&slot->token, (size_t)pos) != 0)
+        abort();
+    for (int32_t t = 0; token != NULL && t < pos; t++)
+        slot->token.ptr[slot->token.len++] = token[t];
+    slot->install_pos = pos;
+    slot->hi = pos;
+    slot->hash.len = 0;
+    slot->sum = 0;
+    if (DS4_VEC_PUSH(&slot->hash, hash) != 0)
+        abort();
+}
+
 static void close_and_open(struct ds4_scripted_stage *stage, const struct ds4_step *step)
 {
     for (int32_t i = 0; i < step->n_close; i++) {
@@ -157,13 +202,9 @@ static void close_and_open(struct ds4_scripted_stage *stage, const struct ds4_st
 
         if (slot->open && slot->epoch == open->epoch)
             object(stage, "open under an old epoch", step->step_no, open->slot, open->epoch);
-        if (!slot->open) {
-            slot->hi = 0;
-            slot->hash.len = 0;
-            slot->token.len = 0;
-            if (DS4_VEC_PUSH(&slot->hash, 1) != 0)
-                abort();
-        }
+        slot->fresh = !slot->open;
+        if (!slot->open)
+            stand_at(slot, 0, 1, NULL);
         slot->open = true;
         slot->seq = open->seq;
         slot->epoch = open->epoch;
@@ -181,26 +222,124 @@ static uint64_t *cell_of(struct ds4_scripted_stage *stage, const struct ds4_scri
                         (size_t)(pos % DS4_BLOCK_TOK)];
 }
 
+static struct ds4_scripted_point *find_point(struct ds4_scripted_stage *stage, uint64_t id)
+{
+    for (size_t i = 0; i < stage->point.len; i++)
+        if (stage->point.ptr[i].id == id)
+            return &stage->point.ptr[i];
+    return NULL;
+}
+
+static int64_t point_cost(const struct ds4_scripted_stage *stage, int32_t pos)
+{
+    return ds4_unit_round(ds4_point_bytes(&stage->shape, pos), stage->unit_bytes);
+}
+
+static struct ds4_scripted_slot *slot_of(struct ds4_scripted_stage *stage,
+                                         const struct ds4_kv_op *op, int64_t step)
+{
+    struct ds4_scripted_slot *slot = &stage->slot[op->slot];
+
+    if (slot->open && slot->seq == op->seq && slot->epoch == op->epoch)
+        return slot;
+    object(stage, "operation on a slot of somebody else", step, op->slot, (int64_t)op->seq);
+    return NULL;
+}
+
+static void save_point(struct ds4_scripted_stage *stage, const struct ds4_kv_op *op, int64_t step)
+{
+    const struct ds4_scripted_slot *slot = slot_of(stage, op, step);
+    struct ds4_scripted_point point = {.id = op->point, .pos = op->pos};
+
+    if (slot == NULL)
+        return;
+    if (op->pos < slot->install_pos || op->pos > pos_of(slot) ||
+        slot->hi - op->pos > stage->hot_window_tok) {
+        object(stage, "point outside of the rings", step, op->pos, slot->hi);
+        return;
+    }
+    point.hash = slot->hash.ptr[op->pos - slot->install_pos];
+    stage->point_bytes += point_cost(stage, op->pos);
+    if (stage->point_bytes > stage->form.host_bytes || find_point(stage, op->point) != NULL)
+        object(stage, "no room for a point, or it exists", step, (int64_t)op->point,
+               stage->point_bytes);
+    if (stage->next != NULL)
+        point.token = copy(slot->token.ptr, (size_t)op->pos, sizeof(*point.token));
+    if (DS4_VEC_PUSH(&stage->point, point) != 0)
+        abort();
+    stage->n_saves++;
+}
+
+static void run_op(struct ds4_scripted_stage *stage, const struct ds4_kv_op *op, int64_t step)
+{
+    struct ds4_scripted_point *point = find_point(stage, op->point);
+    struct ds4_scripted_slot *slot;
+
+    switch (op->kind) {
+    case DS4_KV_POINT_SAVE:
+        break; /* after the entries */
+    case DS4_KV_POINT_DROP:
+        if (point == NULL) {
+            object(stage, "drop of an unknown point", step, (int64_t)op->point, 0);
+            break;
+        }
+        stage->point_bytes -= point_cost(stage, point->pos);
+        free(point->token);
+        *point = stage->point.ptr[--stage->point.len];
+        break;
+    case DS4_KV_INSTALL:
+        slot = slot_of(stage, op, step);
+        if (slot == NULL || point == NULL || point->pos != op->pos || !slot->fresh)
+            object(stage, "install that cannot be", step, (int64_t)op->point, op->pos);
+        else
+            stand_at(slot, op->pos, point->hash, point->token);
+        stage->n_installs++;
+        break;
+    case DS4_KV_BLOCK_COPY:
+        memcpy(&stage->cell[(size_t)op->block_dst * DS4_BLOCK_TOK],
+               &stage->cell[(size_t)op->block_src * DS4_BLOCK_TOK],
+               DS4_BLOCK_TOK * sizeof(*stage->cell));
+        stage->n_copies++;
+        break;
+    default:
+        object(stage, "operation not known here", step, op->kind, 0);
+    }
+}
+
+/* The sum of all rows below `base`, read through the table of blocks. */
+static uint64_t sum_rows(struct ds4_scripted_stage *stage, const struct ds4_scripted_slot *slot,
+                         int32_t base, int64_t step)
+{
+    uint64_t sum = 0;
+
+    for (int32_t p = 0; p < base; p++) {
+        uint64_t cell = *cell_of(stage, slot, p);
+
+        if (p + 1 >= slot->install_pos && cell != slot->hash.ptr[p + 1 - slot->install_pos])
+            object(stage, "a row was overwritten", step, p, (int64_t)slot->seq);
+        sum += cell;
+    }
+    return sum;
+}
+
 static void truncate_to(struct ds4_scripted_stage *stage, struct ds4_scripted_slot *slot,
                         int32_t base, int64_t step)
 {
-    int32_t pos = (int32_t)slot->hash.len - 1;
+    int32_t pos = pos_of(slot);
 
     if (base > pos)
         object(stage, "base above the position", step, base, pos);
-    else if (base < pos && base != 0 && slot->hi - base > stage->hot_window_tok)
+    else if (base < pos && base == 0)
+        stand_at(slot, 0, 1, NULL);
+    else if (base < pos && (slot->hi - base > stage->hot_window_tok || base < slot->install_pos))
         object(stage, "cut below the hot window", step, base, slot->hi);
-    else {
-        slot->hash.len = (size_t)base + 1;
-        if (stage->next != NULL)
-            slot->token.len = (size_t)base;
-    }
-    if (stage->check_cells)
-        for (int32_t p = 0; p < base && p < pos; p++)
-            if (*cell_of(stage, slot, p) != slot->hash.ptr[p + 1]) {
-                object(stage, "a row was overwritten", step, p, (int64_t)slot->seq);
-                break;
-            }
+    else
+        slot->hash.len = (size_t)(base - slot->install_pos) + 1;
+    if (stage->next != NULL && slot->token.len > (size_t)base)
+        slot->token.len = (size_t)base;
+    if (stage->check_cells || (base < pos || slot->fresh))
+        slot->sum = sum_rows(stage, slot, base, step);
+    slot->fresh = false;
 }
 
 static bool is_stop(const struct ds4_scripted_slot *slot, int32_t token, int32_t pos)
@@ -217,8 +356,9 @@ static void sample(struct ds4_scripted_stage *stage, struct ds4_scripted_slot *s
                    struct ds4_token_entry *out, int64_t step)
 {
     int32_t pos = (int32_t)slot->hash.len - 1;
-    int32_t token = stage->next != NULL ? stage->next(stage->next_owner, slot)
-                                        : pick_token(stage->vocab, slot->hash.ptr[pos]);
+    int32_t token = stage->next != NULL
+                        ? stage->next(stage->next_owner, slot)
+                        : pick_token(stage->vocab, slot->hash.ptr[slot->hash.len - 1]);
 
     if (slot->seq == stage->nonfinite_seq || token < 0) {
         stage->nonfinite_seq = 0;
@@ -256,7 +396,7 @@ static void run_entry(struct ds4_scripted_stage *stage, const struct ds4_step *s
         slot->n_block = entry->first_block + entry->n_block;
     if (entry->from_step >= 0 && slot->ended_at >= 0 && slot->ended_at <= entry->from_step) {
         out->flags = DS4_TOKEN_SKIPPED;
-        out->pos = (int32_t)slot->hash.len - 1;
+        out->pos = pos_of(slot);
         stage->n_skipped++;
         return;
     }
@@ -270,15 +410,16 @@ static void run_entry(struct ds4_scripted_stage *stage, const struct ds4_step *s
     for (int32_t t = 0; t < entry->n_tok; t++) {
         int32_t pos = entry->base_pos + t;
         int32_t token = entry->from_step >= 0 ? slot->sampled : step->token[entry->first_tok + t];
-        uint64_t h = mix(slot->hash.ptr[slot->hash.len - 1], token);
+        uint64_t h = row(slot->hash.ptr[slot->hash.len - 1], token, slot->sum);
 
+        slot->sum += h;
         if (DS4_VEC_PUSH(&slot->hash, h) != 0 ||
             (stage->next != NULL && DS4_VEC_PUSH(&slot->token, token) != 0))
             abort();
         *cell_of(stage, slot, pos) = h;
         stage->n_rows++;
     }
-    out->pos = (int32_t)slot->hash.len - 1;
+    out->pos = pos_of(slot);
     if (out->pos > slot->hi)
         slot->hi = out->pos;
     if (entry->sample)
@@ -295,8 +436,13 @@ bool ds4_scripted_answer(struct ds4_scripted_stage *stage, struct ds4_tokens_out
     stage->queue.len--;
     memmove(stage->queue.ptr, stage->queue.ptr + 1, stage->queue.len * sizeof(*stage->queue.ptr));
     close_and_open(stage, step);
+    for (int32_t i = 0; i < step->n_op; i++)
+        run_op(stage, &step->op[i], step->step_no);
     for (int32_t i = 0; i < step->n_entry; i++)
         run_entry(stage, step, &step->entry[i], &stage->answer[i]);
+    for (int32_t i = 0; i < step->n_op; i++)
+        if (step->op[i].kind == DS4_KV_POINT_SAVE)
+            save_point(stage, &step->op[i], step->step_no);
     *out = (struct ds4_tokens_out){
         .generation = step->generation,
         .step_no = step->step_no,

@@ -1,11 +1,13 @@
 /* A pipeline without a model: takes the scheduler's steps as the last stage would, answers when told to,
  * and objects to everything a correct router would not send.
  *
- * Its "model" is a hash over the tokens of a sequence, so the next token depends on every token before
- * it: a wrong cut, a lost token or a mixed-up slot changes the output.  Its cache is a plain array of cells,
- * one per block and row, holding those hashes; before a sequence's rows are used all its cells are
- * read back, so two sequences writing one block are noticed.  Truncation follows the rings' rule
- * (hot window).  The first objection is kept in `err`; tests assert that there is none. */
+ * Its "model" is a hash over the tokens of a sequence and over all rows before, so the next token depends on
+ * every one of them: a wrong cut, a lost token, a mixed-up slot, a block of somebody else changes the
+ * output.  Rows are cells of a plain array, one per block and position, and are always read through the
+ * sequence's block table; a slot's own memory, its rings, is the hashes since its last install.  Points
+ * keep one hash.  Cuts, saves and installs follow the rings' rule (install position, hot window), and host
+ * memory the router's own formula.  The first objection is kept in `err`; tests assert that there is
+ * none. */
 #ifndef DS4_TESTS_SUPPORT_SCRIPTED_STAGE_H
 #define DS4_TESTS_SUPPORT_SCRIPTED_STAGE_H
 
@@ -21,8 +23,11 @@ struct ds4_scripted_slot {
     uint64_t seq;
     uint32_t epoch;
     struct ds4_seq_open how;
-    DS4_VEC(uint64_t) hash; /* [n + 1]: hash[p] after p tokens */
+    bool fresh; /* opened, nothing run yet */
+    int32_t install_pos;
+    DS4_VEC(uint64_t) hash; /* [n + 1 - install_pos]: hash[p - install_pos] after p tokens */
     DS4_VEC(int32_t) token; /* [n], kept only for `next` */
+    uint64_t sum;           /* of the rows below the position */
     int32_t hi;
     int32_t n_block;
     int32_t *block;     /* [blocks of the context] */
@@ -31,11 +36,23 @@ struct ds4_scripted_slot {
     int32_t sampled;
 };
 
+struct ds4_scripted_point {
+    uint64_t id;
+    int32_t pos;
+    uint64_t hash;
+    int32_t *token; /* [pos], only for `next`; owned */
+};
+
 struct ds4_scripted_stage {
     struct ds4_form form;
+    struct ds4_point_shape
+        shape; /* what points weigh; unit_bytes 0: this stage has no host memory */
+    int32_t unit_bytes;
+    DS4_VEC(struct ds4_scripted_point) point;
+    int64_t point_bytes;
     int32_t vocab;
     int32_t hot_window_tok;
-    bool check_cells; /* off in benchmarks */
+    bool check_cells; /* read all cells at every entry; off in benchmarks */
     struct ds4_scripted_slot *slot;
     uint64_t *cell;                   /* [n_blocks * DS4_BLOCK_TOK] */
     DS4_VEC(struct ds4_step *) queue; /* posted, not executed; deep copies */
@@ -52,9 +69,11 @@ struct ds4_scripted_stage {
     void *next_owner;
     uint64_t n_skipped; /* no-op entries */
     int64_t last_close; /* step of the newest close */
+    uint64_t n_saves, n_installs, n_copies;
 };
 
-/* Joins a generation, forgetting everything of the one before.  Zero the struct first. */
+/* Joins a generation, forgetting everything of the one before but the shape of points.  Zero the struct
+ * first. */
 void ds4_scripted_form(struct ds4_scripted_stage *stage, const struct ds4_form *form, int32_t vocab,
                        int32_t hot_window_tok);
 void ds4_scripted_deinit(struct ds4_scripted_stage *stage);

@@ -25,8 +25,12 @@ static void assert_clean(struct ds4_rig *rig)
     struct ds4_err err = {0};
 
     assert_string_equal(rig->stage.err.msg, "");
-    if (rig->sched->budget != NULL)
-        assert_int_equal(ds4_budget_check(rig->sched->budget, &err), 0);
+    if (rig->sched->budget == NULL)
+        return;
+    (void)(ds4_budget_check(rig->sched->budget, &err) == 0 &&
+           ds4_prefix_check(&rig->sched->prefix, &err) == 0 &&
+           ds4_points_check(&rig->sched->points, &err) == 0);
+    assert_string_equal(err.msg, "");
 }
 
 static struct ds4_rig_client *submit(struct ds4_rig *rig, uint32_t seed, int32_t n, int32_t max_new)

@@ -1,0 +1,230 @@
+/* Restore points in the stages' host memory (step 4).
+ *
+ * The idea of kv-cache.md 1.5: rings reach back a hot window only, so what lies further back is saved
+ * while it passes by, and a cut computes again from the nearest point below it.
+ * The list that a point is in is its class; the oldest of the lowest class goes first, so a flood of
+ * routine points cannot push out what a shared system prompt begins with. */
+#include "router/sched/point.h"
+
+#include "proto/point.h"
+#include "router/sched/prefix.h"
+
+#include <stdlib.h>
+
+void ds4_points_init(struct ds4_points *p, const struct ds4_kv_host *host)
+{
+    *p = (struct ds4_points){.next_id = 1};
+    if (host != NULL)
+        p->host = *host;
+}
+
+static int64_t cost(const struct ds4_points *p, int32_t stage, int32_t pos)
+{
+    return ds4_unit_round(ds4_point_bytes(&p->host.stage[stage].shape, pos),
+                          p->host.stage[stage].unit_bytes);
+}
+
+/* Is there room for a point at pos on every stage, with all others gone if `empty`? */
+static bool has_room(const struct ds4_points *p, int32_t pos, bool empty)
+{
+    for (int32_t s = 0; s < p->host.n_stage; s++)
+        if ((empty ? 0 : p->host.stage[s].used_bytes) + cost(p, s, pos) >
+            p->host.stage[s].max_bytes)
+            return false;
+    return p->host.n_stage > 0;
+}
+
+static void charge(struct ds4_points *p, int32_t pos, int32_t sign)
+{
+    for (int32_t s = 0; s < p->host.n_stage; s++)
+        p->host.stage[s].used_bytes += sign * cost(p, s, pos);
+    p->n_point += sign;
+}
+
+void ds4_points_deinit(struct ds4_points *p)
+{
+    for (int32_t c = 0; c < DS4_N_POINT_CLASS; c++)
+        while (p->oldest[c] != NULL) {
+            struct ds4_point *point = p->oldest[c];
+
+            p->oldest[c] = point->newer;
+            free(point);
+        }
+    DS4_VEC_DEINIT(&p->wanted);
+    DS4_VEC_DEINIT(&p->saving);
+    DS4_VEC_DEINIT(&p->dropped);
+    *p = (struct ds4_points){0};
+}
+
+enum ds4_point_class ds4_point_class_at(int32_t pos)
+{
+    return pos <= DS4_ANCHOR_EARLY_TOK || pos % DS4_ANCHOR_SPARSE_TOK == 0 ? DS4_POINT_SPARSE
+                                                                           : DS4_POINT_DENSE;
+}
+
+static void unlink_point(struct ds4_points *p, struct ds4_point *point)
+{
+    *(point->older != NULL ? &point->older->newer : &p->oldest[point->class]) = point->newer;
+    *(point->newer != NULL ? &point->newer->older : &p->newest[point->class]) = point->older;
+}
+
+static void link_newest(struct ds4_points *p, struct ds4_point *point)
+{
+    point->newer = NULL;
+    point->older = p->newest[point->class];
+    *(point->older != NULL ? &point->older->newer : &p->oldest[point->class]) = point;
+    p->newest[point->class] = point;
+}
+
+/* The next to be given up; NULL if all that is left is in use. */
+static struct ds4_point *victim(const struct ds4_points *p)
+{
+    for (int32_t c = 0; c < DS4_N_POINT_CLASS; c++)
+        for (struct ds4_point *point = p->oldest[c]; point != NULL; point = point->newer)
+            if (point->pins == 0 && point->node != NULL && point->ready)
+                return point;
+    return NULL;
+}
+
+struct ds4_point *ds4_points_want(struct ds4_points *p, const struct ds4_save *where, int32_t pos,
+                                  enum ds4_point_class class)
+{
+    struct ds4_save save = *where;
+    struct ds4_point *point;
+
+    while (!has_room(p, pos, false)) {
+        struct ds4_point *old = has_room(p, pos, true) ? victim(p) : NULL;
+
+        if (old == NULL || old->class > class)
+            return NULL;
+        p->n_thinned++;
+        ds4_points_drop(p, old);
+    }
+    point = calloc(1, sizeof(*point));
+    if (point == NULL)
+        return NULL;
+    save.point = point;
+    if (DS4_VEC_PUSH(&p->wanted, save) != 0) {
+        free(point);
+        return NULL;
+    }
+    point->id = p->next_id++;
+    point->pos = pos;
+    point->class = class;
+    point->save_step = -1;
+    charge(p, pos, 1);
+    link_newest(p, point);
+    return point;
+}
+
+void ds4_points_posted(struct ds4_points *p, int32_t n, int64_t step_no)
+{
+    if (n == 0)
+        return;
+    for (int32_t i = 0; i < n; i++) {
+        struct ds4_point *point = p->wanted.ptr[i].point;
+
+        point->save_step = step_no;
+        /* Without memory it never becomes ready and waits for its node's end. */
+        (void)DS4_VEC_PUSH(&p->saving, point);
+    }
+    p->wanted.len -= (size_t)n;
+    memmove(p->wanted.ptr, p->wanted.ptr + n, p->wanted.len * sizeof(*p->wanted.ptr));
+}
+
+void ds4_points_acked(struct ds4_points *p, int64_t step_no)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < p->saving.len; i++) {
+        struct ds4_point *point = p->saving.ptr[i];
+
+        if (point->save_step <= step_no)
+            point->ready = true;
+        else
+            p->saving.ptr[n++] = point;
+    }
+    p->saving.len = n;
+}
+
+bool ds4_points_waits_for(const struct ds4_points *p, int32_t slot)
+{
+    for (size_t i = 0; i < p->wanted.len; i++)
+        if (p->wanted.ptr[i].slot == slot)
+            return true;
+    return false;
+}
+
+void ds4_points_forget_slot(struct ds4_points *p, int32_t slot)
+{
+    for (size_t i = p->wanted.len; i > 0; i--)
+        if (p->wanted.ptr[i - 1].slot == slot)
+            ds4_points_drop(p, p->wanted.ptr[i - 1].point);
+}
+
+void ds4_points_touch(struct ds4_points *p, struct ds4_point *point)
+{
+    unlink_point(p, point);
+    link_newest(p, point);
+}
+
+/* Neither list of the steps' may go on pointing to it. */
+static void forget_save(struct ds4_points *p, const struct ds4_point *point)
+{
+    for (size_t i = 0; i < p->wanted.len; i++)
+        if (p->wanted.ptr[i].point == point) {
+            p->wanted.len--;
+            memmove(p->wanted.ptr + i, p->wanted.ptr + i + 1,
+                    (p->wanted.len - i) * sizeof(*p->wanted.ptr));
+            break;
+        }
+    for (size_t i = 0; i < p->saving.len; i++)
+        if (p->saving.ptr[i] == point) {
+            p->saving.ptr[i] = p->saving.ptr[--p->saving.len];
+            break;
+        }
+}
+
+void ds4_points_drop(struct ds4_points *p, struct ds4_point *point)
+{
+    if (point->node != NULL)
+        ds4_prefix_detach(point);
+    if (!point->ready)
+        forget_save(p, point);
+    /* A stage that never hears of the drop only keeps some bytes longer. */
+    if (point->save_step >= 0)
+        (void)DS4_VEC_PUSH(&p->dropped, point->id);
+    unlink_point(p, point);
+    charge(p, point->pos, -1);
+    free(point);
+}
+
+int64_t ds4_points_used_bytes(const struct ds4_points *p)
+{
+    int64_t most = 0;
+
+    for (int32_t s = 0; s < p->host.n_stage; s++)
+        if (p->host.stage[s].used_bytes > most)
+            most = p->host.stage[s].used_bytes;
+    return most;
+}
+
+int ds4_points_check(const struct ds4_points *p, struct ds4_err *err)
+{
+    int64_t used[DS4_MAX_STAGES] = {0};
+    int32_t n = 0;
+
+    for (int32_t c = 0; c < DS4_N_POINT_CLASS; c++)
+        for (const struct ds4_point *point = p->oldest[c]; point != NULL; point = point->newer) {
+            for (int32_t s = 0; s < p->host.n_stage; s++)
+                used[s] += cost(p, s, point->pos);
+            n++;
+        }
+    if (n != p->n_point)
+        return ds4_fail(err, DS4_E_BUG, "%d points, the books say %d", n, p->n_point);
+    for (int32_t s = 0; s < p->host.n_stage; s++)
+        if (used[s] != p->host.stage[s].used_bytes || used[s] > p->host.stage[s].max_bytes)
+            return ds4_fail(err, DS4_E_BUG, "points of stage %d take %lld bytes, books %lld", s,
+                            (long long)used[s], (long long)p->host.stage[s].used_bytes);
+    return 0;
+}
