@@ -189,6 +189,8 @@ static int check_op(const struct ds4_kv_op *op, struct ds4_err *err)
             return ds4_fail(err, DS4_E_PROTOCOL, "block %d is copied onto itself",
                             (int)op->block_src);
         return 0;
+    case DS4_KV_PARK:
+        return in_range("operation slot", op->slot, 0, DS4_MAX_SLOTS - 1, err);
     case DS4_KV_STAGED_INSTALL:
     case DS4_KV_STAGED_DROP:
         return check_staged_op(op, err);

@@ -165,7 +165,7 @@ static void put_op(const struct ds4_kv_op *from, Ds4__Wire__KvOp *to)
 
 static int get_op(const Ds4__Wire__KvOp *from, struct ds4_kv_op *to, struct ds4_err *err)
 {
-    if (from->kind > DS4_KV_STAGED_DROP)
+    if (from->kind > DS4_KV_PARK)
         return ds4_fail(err, DS4_E_PROTOCOL, "unknown kind of operation %" PRIu32, from->kind);
     *to = (struct ds4_kv_op){
         .kind = (enum ds4_kv_op_kind)from->kind,

@@ -120,6 +120,8 @@ struct ds4_step_entry {
  *                   from (first_block + i) * DS4_BLOCK_TOK on; all staged blocks or none (n_block 0).  A
  *                   staged tail becomes point `point` (0: not wanted).  The staging is gone after.
  *   STAGED_DROP     staging                    forgets it
+ *   PARK            seq slot epoch             the slot names no blocks any more and keeps its rings: they
+ *                   can be saved as points, and gone on with when the slot is opened again
  *
  * A read or write of another thread that still runs (no KV_DONE yet) must not be touched: the router
  * pins the point and the blocks of a KV_WRITE, and leaves the staging of a KV_READ alone. */
@@ -129,7 +131,8 @@ enum ds4_kv_op_kind {
     DS4_KV_INSTALL,
     DS4_KV_BLOCK_COPY,
     DS4_KV_STAGED_INSTALL,
-    DS4_KV_STAGED_DROP
+    DS4_KV_STAGED_DROP,
+    DS4_KV_PARK
 };
 
 struct ds4_kv_op {

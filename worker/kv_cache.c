@@ -259,6 +259,11 @@ int ds4_kv_open(struct ds4_kv *kv, int32_t slot, uint64_t seq, uint32_t epoch, s
     return 0;
 }
 
+void ds4_kv_park(struct ds4_kv *kv, int32_t slot)
+{
+    cut_table(kv, &kv->slot[slot], 0);
+}
+
 int ds4_kv_close(struct ds4_kv *kv, int32_t slot, struct ds4_err *err)
 {
     if (slot < 0 || slot >= kv->n_slot || !kv->slot[slot].in_use)

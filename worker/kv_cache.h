@@ -117,6 +117,9 @@ void ds4_kv_reset(struct ds4_kv *kv, int32_t n_slot, int32_t n_block);
  * DS4_E_PROTOCOL: no such slot, or the epoch is not newer than that in use. */
 int ds4_kv_open(struct ds4_kv *kv, int32_t slot, uint64_t seq, uint32_t epoch,
                 struct ds4_err *err) DS4_MUST_CHECK;
+
+/* The slot, which is in use, names no blocks any more: they may be somebody else's.  Its rings stay. */
+void ds4_kv_park(struct ds4_kv *kv, int32_t slot);
 /* Frees a slot in use. */
 int ds4_kv_close(struct ds4_kv *kv, int32_t slot, struct ds4_err *err) DS4_MUST_CHECK;
 

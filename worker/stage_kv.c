@@ -31,6 +31,11 @@ static int run_op(struct ds4_stage *st, const struct ds4_kv_op *op, struct ds4_e
         return ds4_kv_point_install(&st->store, op->slot, op->pos, op->point, err);
     case DS4_KV_BLOCK_COPY:
         return ds4_kv_block_copy(&st->store, op->block_src, op->block_dst, err);
+    case DS4_KV_PARK:
+        if (check_slot(st, op, err) != 0)
+            return -1;
+        ds4_kv_park(&st->kv, op->slot);
+        return 0;
     case DS4_KV_STAGED_INSTALL:
     case DS4_KV_STAGED_DROP:
         break;

@@ -14,6 +14,7 @@
 #define DS4_MAX_INFLIGHT 64
 #define DS4_N_ACCOUNT    256
 #define DS4_N_SUSPECT    64
+#define DS4_MAX_PARKS    256 /* of a step */
 
 /* A prompt that was running when a generation was lost. */
 struct ds4_suspect {
@@ -60,7 +61,9 @@ struct ds4_sched {
     const struct ds4_kv_lease *probe_lease; /* held for the whole generation */
     bool canary_due;                        /* the next free place is for the canary */
     bool *slot_open;                        /* [n_slots]: the stages hold rows for it */
-    DS4_VEC(int32_t) close_slot;            /* to be closed by the next step */
+    DS4_VEC(struct ds4_save)
+    park;                        /* slots that kept their rings: the next step takes their blocks */
+    DS4_VEC(int32_t) close_slot; /* to be closed by the next step */
     int32_t max_inflight;
     int32_t n_posted;
     int32_t first_posted; /* ring index of the oldest */
@@ -114,6 +117,8 @@ bool ds4_engine_splice(struct ds4_sched *s, struct ds4_seq *seq, int32_t n_drop,
 void ds4_engine_settle(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns);
 /* Frees a sequence whose lease is gone. */
 void ds4_engine_forget_seq(struct ds4_sched *s, struct ds4_seq *seq);
+/* The next step closes or opens the slot, which takes its blocks anyhow. */
+void ds4_engine_unpark(struct ds4_sched *s, int32_t slot);
 /* The slot's rows are to be dropped by the next step. */
 void ds4_engine_close_slot(struct ds4_sched *s, int32_t slot);
 

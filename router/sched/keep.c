@@ -188,7 +188,7 @@ static void keep_slot(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_prefi
     };
     struct ds4_err err = {0};
 
-    if (ds4_prefix_keep_hot(&s->prefix, &hot, &err) != 0) {
+    if (s->park.len >= DS4_MAX_PARKS || ds4_prefix_keep_hot(&s->prefix, &hot, &err) != 0) {
         close_seq(s, seq);
         return;
     }
@@ -197,6 +197,8 @@ static void keep_slot(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_prefi
              seq->n_acked % DS4_ANCHOR_TOK == 0 ? ds4_point_class_at(seq->n_acked)
                                                 : DS4_POINT_TAIL);
     hang_points(s, seq, node, seq->n_acked);
+    s->park.ptr[s->park.len++] =
+        (struct ds4_save){.seq = seq->id, .slot = seq->lease->slot, .epoch = seq->lease->epoch};
     ds4_budget_park(s->budget, seq->lease);
     seq->lease = NULL;
 }
@@ -230,6 +232,13 @@ void ds4_engine_settle(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns)
     else
         ds4_prefix_leave(&s->prefix, seq->stand);
     ds4_engine_forget_seq(s, seq);
+}
+
+void ds4_engine_unpark(struct ds4_sched *s, int32_t slot)
+{
+    for (size_t i = s->park.len; i > 0; i--)
+        if (s->park.ptr[i - 1].slot == slot)
+            s->park.ptr[i - 1] = s->park.ptr[--s->park.len];
 }
 
 void ds4_engine_drop_hot(struct ds4_sched *s, int32_t index)

@@ -93,6 +93,7 @@ static void drop_generation(struct ds4_sched *s)
     free(s->slot_open);
     s->slot_open = NULL;
     DS4_VEC_DEINIT(&s->close_slot);
+    DS4_VEC_DEINIT(&s->park);
     for (int32_t i = 0; i < DS4_MAX_INFLIGHT; i++)
         free(s->posted[i].entry);
     memset(s->posted, 0, sizeof(s->posted));
@@ -129,7 +130,8 @@ static int alloc_step(struct ds4_sched *s)
     s->slot_open = calloc((size_t)s->form.n_slots, sizeof(*s->slot_open));
     if (s->op == NULL || s->shared == NULL || s->pick == NULL || s->entry == NULL ||
         s->open == NULL || s->token == NULL || s->slot_open == NULL ||
-        DS4_VEC_RESERVE(&s->close_slot, (size_t)s->form.n_slots) != 0)
+        DS4_VEC_RESERVE(&s->close_slot, (size_t)s->form.n_slots) != 0 ||
+        DS4_VEC_RESERVE(&s->park, DS4_MAX_PARKS) != 0)
         return -1;
     for (int32_t i = 0; i < s->max_inflight; i++) {
         s->posted[i].entry = calloc(n, sizeof(*s->posted[i].entry));
@@ -228,6 +230,7 @@ void ds4_engine_finish(struct ds4_sched *s, struct ds4_request *req, enum ds4_en
 void ds4_engine_close_slot(struct ds4_sched *s, int32_t slot)
 {
     ds4_points_forget_slot(&s->points, slot);
+    ds4_engine_unpark(s, slot);
     if (!s->slot_open[slot])
         return;
     s->slot_open[slot] = false;

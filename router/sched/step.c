@@ -17,7 +17,7 @@
 
 #define DS4_MIN_MIXED_TOK 128 /* prompts beside decodes advance by at least so much, */
 #define DS4_SPREAD_STEPS  8   /* and by this part of what waits */
-#define DS4_MAX_DROPS     (DS4_MAX_STEP_OPS / 4) /* of a step: installs and copies need room as well */
+#define DS4_MAX_DROPS     (DS4_MAX_STEP_OPS / 8) /* of a step: parks, installs, copies need room too */
 
 /* ---- posting ------------------------------------------------------------------------------------- */
 
@@ -94,6 +94,19 @@ static void add_drops(struct ds4_sched *s, struct ds4_step *step)
     s->points.dropped.len -= n;
     memmove(s->points.dropped.ptr, s->points.dropped.ptr + n,
             s->points.dropped.len * sizeof(*s->points.dropped.ptr));
+}
+
+/* Their blocks are the index's by now, and may go to an entry of this very step. */
+static void add_parks(struct ds4_sched *s, struct ds4_step *step)
+{
+    for (size_t i = 0; i < s->park.len; i++) {
+        struct ds4_kv_op *op = add_op(s, step, DS4_KV_PARK);
+
+        op->seq = s->park.ptr[i].seq;
+        op->slot = s->park.ptr[i].slot;
+        op->epoch = s->park.ptr[i].epoch;
+    }
+    s->park.len = 0;
 }
 
 static void add_saves(struct ds4_sched *s, struct ds4_step *step)
@@ -189,9 +202,13 @@ static int build_and_send(struct ds4_sched *s, int32_t n_pick, struct ds4_posted
         .token = s->token,
     };
 
-    for (int32_t i = 0; i < n_pick; i++)
+    for (int32_t i = 0; i < n_pick; i++) {
         ds4_engine_mark_points(s, s->pick[i].seq, &s->pick[i]);
+        if (!s->pick[i].seq->opened)
+            ds4_engine_unpark(s, s->pick[i].seq->lease->slot);
+    }
     add_drops(s, &step);
+    add_parks(s, &step);
     posted->n_decode = 0;
     for (int32_t i = 0; i < n_pick; i++) {
         const struct ds4_pick *pick = &s->pick[i];

@@ -98,6 +98,7 @@ static void clear(struct ds4_scripted_stage *stage)
     DS4_VEC_DEINIT(&stage->point);
     free(stage->slot);
     free(stage->cell);
+    free(stage->users);
     free(stage->answer);
     for (size_t i = 0; i < stage->queue.len; i++)
         free_step(stage->queue.ptr[i]);
@@ -127,8 +128,9 @@ void ds4_scripted_form(struct ds4_scripted_stage *stage, const struct ds4_form *
     };
     stage->slot = calloc((size_t)form->n_slots, sizeof(*stage->slot));
     stage->cell = calloc((size_t)form->n_blocks * DS4_BLOCK_TOK, sizeof(*stage->cell));
+    stage->users = calloc((size_t)form->n_blocks, sizeof(*stage->users));
     stage->answer = calloc((size_t)form->max_seqs, sizeof(*stage->answer));
-    if (stage->slot == NULL || stage->cell == NULL || stage->answer == NULL)
+    if (stage->slot == NULL || stage->cell == NULL || stage->users == NULL || stage->answer == NULL)
         abort();
     for (int32_t s = 0; s < form->n_slots; s++)
         stage->slot[s].block =
@@ -186,6 +188,13 @@ static void stand_at(struct ds4_scripted_slot *slot, int32_t pos, uint64_t hash,
         abort();
 }
 
+/* The slot names no blocks any more. */
+static void drop_table(struct ds4_scripted_stage *stage, struct ds4_scripted_slot *slot)
+{
+    while (slot->n_block > 0)
+        stage->users[slot->block[--slot->n_block]]--;
+}
+
 static void close_and_open(struct ds4_scripted_stage *stage, const struct ds4_step *step)
 {
     for (int32_t i = 0; i < step->n_close; i++) {
@@ -194,6 +203,7 @@ static void close_and_open(struct ds4_scripted_stage *stage, const struct ds4_st
         if (!slot->open)
             object(stage, "close of a free slot", step->step_no, step->close_slot[i], 0);
         slot->open = false;
+        drop_table(stage, slot);
         stage->last_close = step->step_no;
     }
     for (int32_t i = 0; i < step->n_open; i++) {
@@ -211,7 +221,7 @@ static void close_and_open(struct ds4_scripted_stage *stage, const struct ds4_st
         slot->how = *open;
         slot->ended_at = -1;
         slot->sampled_at = -1;
-        slot->n_block = 0;
+        drop_table(stage, slot);
     }
 }
 
@@ -295,7 +305,14 @@ static void run_op(struct ds4_scripted_stage *stage, const struct ds4_kv_op *op,
             stand_at(slot, op->pos, point->hash, point->token);
         stage->n_installs++;
         break;
+    case DS4_KV_PARK:
+        slot = slot_of(stage, op, step);
+        if (slot != NULL)
+            drop_table(stage, slot);
+        break;
     case DS4_KV_BLOCK_COPY:
+        if (stage->users[op->block_dst] > 0)
+            object(stage, "copy onto a block in use", step, op->block_src, op->block_dst);
         memcpy(&stage->cell[(size_t)op->block_dst * DS4_BLOCK_TOK],
                &stage->cell[(size_t)op->block_src * DS4_BLOCK_TOK],
                DS4_BLOCK_TOK * sizeof(*stage->cell));
@@ -388,12 +405,12 @@ static void run_entry(struct ds4_scripted_stage *stage, const struct ds4_step *s
         object(stage, "entry of a stranger", step->step_no, (int64_t)entry->seq, entry->epoch);
         return;
     }
-    for (int32_t i = 0; i < entry->n_block; i++)
-        slot->block[entry->first_block + i] = entry->block[i];
-    if (entry->first_block > slot->n_block)
+    if (entry->first_block != slot->n_block && entry->n_block > 0)
         object(stage, "hole in the block table", step->step_no, entry->first_block, slot->n_block);
-    if (entry->first_block + entry->n_block > slot->n_block)
-        slot->n_block = entry->first_block + entry->n_block;
+    for (int32_t i = 0; i < entry->n_block; i++) {
+        slot->block[slot->n_block++] = entry->block[i];
+        stage->users[entry->block[i]]++;
+    }
     if (entry->from_step >= 0 && slot->ended_at >= 0 && slot->ended_at <= entry->from_step) {
         out->flags = DS4_TOKEN_SKIPPED;
         out->pos = pos_of(slot);
@@ -407,6 +424,11 @@ static void run_entry(struct ds4_scripted_stage *stage, const struct ds4_step *s
     if (entry->from_step >= 0 && entry->from_step != slot->sampled_at)
         object(stage, "token from the wrong step", step->step_no, entry->from_step,
                slot->sampled_at);
+    for (int32_t b = entry->base_pos / DS4_BLOCK_TOK;
+         b < ds4_budget_blocks(entry->base_pos + entry->n_tok) && b < slot->n_block; b++)
+        if (stage->users[slot->block[b]] > 1)
+            object(stage, "rows in a block that others name", step->step_no, entry->base_pos,
+                   slot->block[b]);
     for (int32_t t = 0; t < entry->n_tok; t++) {
         int32_t pos = entry->base_pos + t;
         int32_t token = entry->from_step >= 0 ? slot->sampled : step->token[entry->first_tok + t];

@@ -54,6 +54,7 @@ struct ds4_scripted_stage {
     int32_t hot_window_tok;
     bool check_cells; /* read all cells at every entry; off in benchmarks */
     struct ds4_scripted_slot *slot;
+    int32_t *users;                   /* [n_blocks] tables that name the block */
     uint64_t *cell;                   /* [n_blocks * DS4_BLOCK_TOK] */
     DS4_VEC(struct ds4_step *) queue; /* posted, not executed; deep copies */
     int64_t next_step;

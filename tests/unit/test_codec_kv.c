@@ -83,6 +83,7 @@ static const struct ds4_kv_op any_op[] = {
      .n_block = 2,
      .block = (const int32_t[]){5, 0}},
     {.kind = DS4_KV_STAGED_DROP, .staging = 4},
+    {.kind = DS4_KV_PARK, .seq = 5, .slot = 3, .epoch = 7},
 };
 #define N_ANY (int32_t)(sizeof(any_op) / sizeof(any_op[0]))
 
@@ -151,7 +152,7 @@ static void each_field_of_an_operation_out_of_range_is_named(void **state)
 
     (void)state;
     assert_int_equal(ds4_check_step(&none, &err), -1);
-    OP_REFUSED(0, kind, (enum ds4_kv_op_kind)6, "kind");
+    OP_REFUSED(0, kind, (enum ds4_kv_op_kind)7, "kind");
     OP_REFUSED(0, point, 0, "point");
     OP_REFUSED(0, pos, 0, "pos");
     OP_REFUSED(0, pos, DS4_MAX_POS + 1, "pos");
