@@ -289,7 +289,7 @@ static void the_least_valuable_leaf_goes_first_and_the_clock_follows(void **stat
     fill(b, 2, 600);
     run(&r, a, 512, false, (const int32_t[]){512}, 1);
     run(&r, b, 512, false, NULL, 0);
-    run(&r, a, 513, false, NULL, 0);                                /* used again */
+    run(&r, a, 513, false, NULL, 0);           /* used again */
     (void)ds4_prefix_find(&r.prefix, a, 0, 0); /* protects nothing */
     assert_int_equal(ds4_prefix_reclaimable(&r.prefix), 5);
     while (ds4_prefix_find(&r.prefix, b, 600, 0).lcp > 0) {
