@@ -160,8 +160,8 @@ static void only_the_transitions_of_the_diagram_are_legal(void **state)
     static const char legal[N][N + 1] = {
         /*             rcqpddD */
         [DS4_REQUEST_RECEIVED] = ".x...x.", [DS4_REQUEST_CHECKED] = "..x..x.",
-        [DS4_REQUEST_QUEUED] = "...x.x.",   [DS4_REQUEST_PREFILL] = "....xx.",
-        [DS4_REQUEST_DECODE] = ".....x.",   [DS4_REQUEST_DRAINING] = "......x",
+        [DS4_REQUEST_QUEUED] = "...x.x.",   [DS4_REQUEST_PREFILL] = "..x.xx.",
+        [DS4_REQUEST_DECODE] = "..x..x.",   [DS4_REQUEST_DRAINING] = "......x",
         [DS4_REQUEST_DONE] = ".......",
     };
     struct ds4_request *req = ds4_request_new(DS4_API_CHAT, 1, 1000, NULL);
