@@ -304,6 +304,15 @@ static int fd_of(h2o_req_t *req)
     return fd;
 }
 
+/* Bodies are read as they come; a compressed one would be "not valid JSON". */
+static bool is_encoded(const struct ds4_exchange *x)
+{
+    struct ds4_str encoding = ds4_exchange_header(x, "content-encoding");
+
+    return encoding.len > 0 && !ds4_str_equal(encoding, DS4_STR("identity")) &&
+           ds4_exchange_body(x).len > 0;
+}
+
 static int on_request(h2o_handler_t *self, h2o_req_t *req)
 {
     struct ds4_server *server = ((struct route_handler *)self)->server;
@@ -333,6 +342,9 @@ static int on_request(h2o_handler_t *self, h2o_req_t *req)
     } else if (!route->open && !authorised(server, x)) {
         ds4_exchange_set_header(x, "www-authenticate", "Bearer");
         server->config.refuse(x, 401, "invalid_api_key", "a valid API key is required");
+    } else if (is_encoded(x)) {
+        server->config.refuse(x, 415, "unsupported_encoding",
+                              "the body has a content-encoding: send it as it is");
     } else {
         route->handle(x, server->config.context);
     }

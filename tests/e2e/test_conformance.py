@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""What every dialect promises alike: statuses and error bodies, disconnects, effort, reasoning in history."""
+
+import http.client
+import json
+import os
+import sys
+import tempfile
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+import e2e  # noqa: E402
+from scripted import ScriptedRig  # noqa: E402
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+SCRIPT = {"ms_per_ktok": 1000, "rules": [
+    {"contains": "slowly", "step_ms": 30, "text": "one two three ", "repeat": True},
+    {"contains": "busy", "step_ms": 30, "text": "one two three ", "repeat": True},
+    {"thinking": "I think.", "text": "PONG"}]}
+
+
+def body(path, text="Hello", **more):
+    if path == RESPONSES:
+        return dict({"input": text}, **more)
+    return dict({"messages": [{"role": "user", "content": text}]}, **more)
+
+
+class Conformance(unittest.TestCase):
+    settings = {"sched": {"max_seqs": 1, "queue_max": 4, "chunk_tok": 128}, "model": {"context": 32768}}
+
+    @classmethod
+    def setUpClass(cls):
+        cls.rig = ScriptedRig(SCRIPT, cls.settings)
+        cls.rig.start()
+
+    @classmethod
+    def tearDownClass(cls):
+        statuses = cls.rig.stop()
+        assert set(statuses.values()) == {0}, "exit statuses %r" % statuses
+
+    def metrics(self, *starts):
+        return [line for line in self.rig.request("GET", "/metrics")[2].decode().splitlines()
+                if line.startswith(starts)]
+
+    def inflight(self, phase):
+        return any('phase="%s"} 1' % phase in line for line in self.metrics("ds4_requests_inflight{"))
+
+    def cancelled(self, phase):
+        return sum(float(line.rsplit(" ", 1)[1]) for line in self.metrics("ds4_requests_cancelled_total{")
+                   if 'phase="%s"' % phase in line and 'reason="disconnect"' in line)
+
+    def wait(self, what, seconds=20):
+        deadline = time.monotonic() + seconds
+        while not what():
+            self.assertLess(time.monotonic(), deadline, self.metrics("ds4_requests_"))
+            time.sleep(0.01)
+
+    def send(self, path, text):
+        connection = http.client.HTTPConnection("127.0.0.1", self.rig.port, timeout=60)
+        connection.request("POST", path, json.dumps(body(path, text, stream=True, max_tokens=3000)
+                                                    if path != RESPONSES else
+                                                    body(path, text, stream=True, max_output_tokens=3000)))
+        return connection
+
+    def test_a_client_that_leaves_frees_its_place_in_every_phase(self):
+        for path in (CHAT, RESPONSES, MESSAGES):
+            for phase, text in (("queued", "x"), ("prefill", "word " * 4000), ("decode", "slowly")):
+                with self.subTest(path=path, phase=phase):
+                    before = self.cancelled(phase)
+                    busy = self.send(path, "busy") if phase == "queued" else None
+                    if busy:
+                        self.wait(lambda: self.inflight("decode"))
+                    leaver = self.send(path, text)
+                    self.wait(lambda: self.inflight(phase))  # noqa: B023
+                    leaver.close()
+                    self.wait(lambda: self.cancelled(phase) == before + 1, 10)  # noqa: B023
+                    if busy:
+                        busy.close()
+                    self.wait(lambda: not any(self.inflight(p) for p in ("queued", "prefill", "decode")))
+                    self.assertEqual(self.rig.post(path, body(path))[0], 200)
+
+    def test_effort_names_mean_the_same_in_every_dialect(self):
+        # The preview release has no low and renders it as high; the floor of max is above this context.
+        applied = {"none": "off", "minimal": "high", "low": "high", "medium": "high", "high": "high",
+                   "xhigh": "high", "max": "high", "ultra": "high"}
+        for name, want in applied.items():
+            asked = {CHAT: {"reasoning_effort": name}, RESPONSES: {"reasoning": {"effort": name}},
+                     MESSAGES: {"output_config": {"effort": name}}}
+            for path, member in asked.items():
+                with self.subTest(path=path, effort=name):
+                    status, headers, data = self.rig.request("POST", path, body(path, **member))
+                    self.assertEqual(status, 200, data)
+                    self.assertEqual(headers["x-ds4-effort"], want)
+                    self.assertEqual("x-ds4-effort-downgraded" in headers, name in ("max", "ultra"))
+                    self.assertEqual(headers["x-ds4-effort-requested"], name)
+                    self.assertEqual(headers["x-ds4-thinking"], "off" if want == "off" else "on")
+                    self.assertEqual(json.loads(data)["ds4"]["effort_applied"], want)
+
+    def test_the_conflict_of_two_efforts_is_decided_by_the_list(self):
+        request = body(CHAT, reasoning_effort="high",
+                       chat_template_kwargs={"thinking": True, "reasoning_effort": "max"})
+        _, headers, _ = self.rig.request("POST", CHAT, request)
+        self.assertEqual(headers["x-ds4-effort-requested"], "max")
+        request = body(CHAT, reasoning_effort="max", thinking={"type": "disabled"})
+        _, headers, _ = self.rig.request("POST", CHAT, request)
+        self.assertEqual(headers["x-ds4-thinking"], "off")
+
+    def test_history_takes_reasoning_under_all_its_names(self):
+        def prompt(name):
+            messages = [{"role": "user", "content": "Hello"},
+                        {"role": "assistant", "content": "Hi", name: "a thought of mine", "tool_calls": [
+                            {"id": "call_%s" % name, "type": "function",
+                             "function": {"name": "f", "arguments": "{}"}}]},
+                        {"role": "tool", "tool_call_id": "call_%s" % name, "content": "x"}]
+            tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+            return self.rig.post("/apply-template", {"messages": messages, "tools": tools})[1]["prompt"]
+
+        prompts = {prompt(name) for name in ("reasoning", "reasoning_content", "reasoning_text")}
+        self.assertEqual(len(prompts), 1)
+        self.assertIn("a thought of mine", prompts.pop())
+
+    def test_output_has_both_names_with_the_same_text(self):
+        _, answer = self.rig.post(CHAT, body(CHAT))
+        message = answer["choices"][0]["message"]
+        self.assertEqual((message["reasoning"], message["reasoning_content"]), ("I think.", "I think."))
+
+    def test_what_moves_between_requests_does_not_move_the_prompt(self):
+        def tokens(hash_text, marked):
+            system = [{"type": "text", "text": "x-anthropic-billing-header: cc_version=1; cch=%s;" % hash_text},
+                      {"type": "text", "text": "You help."}]
+            content = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+            (system[1] if marked == 0 else content[marked - 1])["cache_control"] = {"type": "ephemeral"}
+            request = {"system": system, "messages": [{"role": "user", "content": content},
+                                                      {"role": "system", "content": "Be brief."}]}
+            _, headers, _ = self.rig.request("POST", MESSAGES, request)
+            return int(headers["x-ds4-prompt-tokens"]), int(headers["x-ds4-cached-tokens"])
+
+        first, _ = tokens("00000", 0)
+        for hash_text, marked in (("fffff", 0), ("a1b2c", 1), ("00000", 2)):
+            prompt, cached = tokens(hash_text, marked)
+            self.assertEqual(prompt, first)
+            self.assertGreaterEqual(cached, prompt - 1)
+
+    def refusal(self, path, status, code, kind, **how):
+        """Both error bodies, by path."""
+        got, headers, data = self.rig.request(how.pop("method", "POST"), path, **how)
+        self.assertEqual(got, status, data)
+        error = json.loads(data)
+        if path.startswith(MESSAGES):
+            self.assertEqual((error["type"], error["error"]["type"]), ("error", kind))
+            self.assertTrue(error["request_id"])
+        else:
+            self.assertEqual(error["error"]["code"], code)
+            self.assertIn("param", error["error"])
+        self.assertTrue(error["error"]["message"])
+        return headers
+
+    def test_refusals_have_the_dialects_body_and_status(self):
+        invalid = "invalid_request_error"
+        for path in (CHAT, RESPONSES, MESSAGES, "/v1/completions"):
+            with self.subTest(path=path):
+                self.refusal(path, 400, "invalid_json", invalid, body=b"{")
+                self.refusal(path, 400, "invalid_json", invalid, body=b'{"a": "\xff"}')
+                self.refusal(path, 400, "invalid_value", invalid, body=dict(body(path), prompt="x", temperature="hot"))
+                self.assertIn("POST", self.refusal(path, 405, "method_not_allowed", invalid, method="PUT",
+                                                   body=b"")["allow"])
+                self.refusal(path, 415, "unsupported_encoding", invalid, body=b"xx",
+                             headers={"content-encoding": "br"})
+        self.refusal(CHAT, 400, "context_length_exceeded", invalid, body=body(CHAT, "word " * 40000))
+        self.refusal(MESSAGES, 400, "context_length_exceeded", invalid, body=body(MESSAGES, "word " * 40000))
+        self.refusal("/v1/embeddings", 404, "endpoint_not_supported", None, body={"input": "x"})
+        self.refusal("/v1/messages/x", 404, "not_found", "not_found_error", body={})
+        self.refusal(RESPONSES, 404, "response_not_found", None,
+                     body={"input": "x", "previous_response_id": "resp_unknown"})
+        self.assertEqual([p for p in ("queued", "prefill", "decode") if self.inflight(p)], [])
+
+
+class Closed(unittest.TestCase):
+    """Statuses that need settings of their own."""
+
+    def test_keys_models_sizes_and_times(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
+            keys.write("secret\n")
+            keys.flush()
+            rig = ScriptedRig(SCRIPT, {"http": {"keys_file": keys.name, "max_body": 65536, "any_model": False},
+                                       "sched": {"max_seqs": 1, "queue_s": 1}})
+            key = {"authorization": "Bearer secret"}
+            try:
+                rig.start()
+                for path in (CHAT, MESSAGES):
+                    def code(body_of=body, headers=None, path=path, **more):
+                        status, got, data = rig.request("POST", path, body_of(path, **more), headers=headers)
+                        error = json.loads(data)["error"]
+                        return status, error["type" if path == MESSAGES else "code"], got
+
+                    ours = path == MESSAGES
+                    status, word, headers = code(headers={})
+                    self.assertEqual((status, word), (401, "authentication_error" if ours else "invalid_api_key"))
+                    self.assertEqual(headers["www-authenticate"], "Bearer")
+                    self.assertEqual(code(headers=key, model="other")[:2],
+                                     (404, "not_found_error" if ours else "model_not_found"))
+                    self.assertEqual(code(headers=key, text="x" * 70000)[:2],
+                                     (413, "request_too_large"))
+                    busy = http.client.HTTPConnection("127.0.0.1", rig.port, timeout=60)
+                    busy.request("POST", path, json.dumps(body(path, "slowly", max_tokens=3000)), key)
+                    deadline = time.monotonic() + 20
+                    while 'phase="decode"} 1' not in rig.request("GET", "/metrics", headers=key)[2].decode():
+                        self.assertLess(time.monotonic(), deadline)
+                        time.sleep(0.01)
+                    self.assertEqual(code(headers=key)[:2], (408, "timeout_error" if ours else "queue_timeout"))
+                    busy.close()
+                    while 'phase="decode"} 1' in rig.request("GET", "/metrics", headers=key)[2].decode():
+                        self.assertLess(time.monotonic(), deadline)
+                        time.sleep(0.01)
+            finally:
+                rig.stop()
+
+
+if __name__ == "__main__":
+    e2e.main()
