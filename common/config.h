@@ -114,6 +114,9 @@ struct ds4_config {
         int32_t blocks;
         int32_t hot_window;
         int32_t host_mb;
+        int32_t disk_mb;
+        char *disk_dir;
+        int32_t disk_write_mbps;
     } kv;
     struct {
         unsigned int

@@ -130,6 +130,11 @@ const struct ds4_setting ds4_settings[] = {
     NUM(kv, hot_window, "120", 1, 128, "tokens", "a sequence can be cut back so far in place"),
     NUM(kv, host_mb, "8192", 0, 16777216, "MiB",
         "host memory of all stages together for states to go back to; at most half of a host's"),
+    NUM(kv, disk_mb, "0", 0, 1073741824, "MiB",
+        "states and rows kept on disk, all stages together; 0 = none"),
+    TXT(kv, disk_dir, "/var/lib/ds4/kv", "folder for them, on each worker's host"),
+    NUM(kv, disk_write_mbps, "200", 0, 1000000, "MB/s",
+        "each stage writes no faster to disk; 0 = no limit"),
 
     ROW_AT(think, "default", default_effort, "high", 0, 0, "off|low|high|max", "",
            "reasoning effort of a request that names none", true),

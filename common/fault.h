@@ -28,6 +28,15 @@
     X(NCCL_HANG, "nccl_hang")                 /* a step's rows or record are never sent */         \
     X(HOST_ANCHOR_ALLOC_FAIL, "host_anchor_alloc_fail") /* a point finds no memory */              \
     X(INSTALL_COPY_FAIL, "install_copy_fail")           /* a point does not reach the rings */     \
+    X(PART_SHORT_READ, "part_short_read")               /* a part ends too early */                \
+    X(PART_BAD_CRC, "part_bad_crc")                     /* a section's checksum is wrong */        \
+    X(PART_WRONG_FINGERPRINT, "part_wrong_fingerprint") /* a part of another model */              \
+    X(PART_DELAY_MS, "part_delay_ms")                   /* a read takes 300 ms longer */           \
+    X(WRITE_ENOSPC, "write_enospc")                     /* the disk is full */                     \
+    X(FSYNC_EIO, "fsync_eio")                           /* the disk loses what it took */          \
+    X(RENAME_FAIL, "rename_fail")                       /* a part does not get its name */         \
+    X(KILL_BEFORE_RENAME, "kill_before_rename") /* the process dies with a whole temporary file */ \
+    X(KILL_AFTER_PART_BEFORE_MANIFEST, "kill_after_part_before_manifest") /* or with the part */   \
     X(STEP_MSG_DROP, "step_msg_drop")     /* a step never arrives: exit 72 at the next */          \
     X(STEP_MSG_DUP, "step_msg_dup")       /* a step arrives twice: exit 72 */                      \
     X(STALE_EPOCH_MSG, "stale_epoch_msg") /* a step of another generation: dropped, counted */

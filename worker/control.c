@@ -330,6 +330,30 @@ static void take_step(struct control *c)
         ds4_fatal_leave(DS4_EXIT_PROTOCOL, "%s", err.msg);
 }
 
+static void take_job(struct control *c, enum ds4_frame_kind kind)
+{
+    struct ds4_step_packet *packet = ds4_loop_take_packet(c->loop);
+    struct ds4_str in = ds4_buf_view(&c->in);
+    enum ds4_loop_job job = DS4_LOOP_KV_WRITE;
+    struct ds4_err err = {0};
+    int rc;
+
+    if (packet == NULL)
+        ds4_fatal_leave(DS4_EXIT_PROTOCOL, "more than %d steps and jobs posted", DS4_LOOP_COMMANDS);
+    if (kind == DS4_FRAME_KV_WRITE) {
+        rc = ds4_codec_decode_kv_write(in, c->generation, &packet->arena, &packet->kv_write, &err);
+    } else if (kind == DS4_FRAME_KV_READ) {
+        job = DS4_LOOP_KV_READ;
+        rc = ds4_codec_decode_kv_read(in, c->generation, &packet->arena, &packet->kv_read, &err);
+    } else {
+        job = DS4_LOOP_KV_UNLINK;
+        rc =
+            ds4_codec_decode_kv_unlink(in, c->generation, &packet->arena, &packet->kv_unlink, &err);
+    }
+    if (rc != 0 || ds4_loop_post_job(c->loop, job, packet, &err))
+        ds4_fatal_leave(DS4_EXIT_PROTOCOL, "%s", err.msg);
+}
+
 static void take_refusal(struct control *c)
 {
     struct ds4_note note;
@@ -358,6 +382,11 @@ static void take_frame(struct control *c, const struct ds4_frame *frame)
         break;
     case DS4_FRAME_PIPE_ID:
         take_pipe_id(c, frame->generation);
+        break;
+    case DS4_FRAME_KV_WRITE:
+    case DS4_FRAME_KV_READ:
+    case DS4_FRAME_KV_UNLINK:
+        take_job(c, frame->kind);
         break;
     case DS4_FRAME_ABORT:
         if (frame->generation == c->generation)
@@ -457,6 +486,9 @@ static void take_generation_event(struct control *c, const struct ds4_loop_event
         break;
     case DS4_LOOP_TOKENS:
         send_frame(c, DS4_FRAME_TOKENS, c->generation, ds4_buf_view(&event->payload));
+        break;
+    case DS4_LOOP_KV_DONE:
+        send_frame(c, DS4_FRAME_KV_DONE, c->generation, ds4_buf_view(&event->payload));
         break;
     case DS4_LOOP_STEP_DONE:
         send_frame(c, DS4_FRAME_STEP_DONE, c->generation, ds4_buf_view(&event->payload));

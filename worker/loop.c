@@ -32,10 +32,11 @@
 
 #define N_PHASE (DS4_PHASE_SEND + 1)
 
-enum command_kind { COMMAND_FORM, COMMAND_STEP };
+enum command_kind { COMMAND_FORM, COMMAND_STEP, COMMAND_JOB };
 
 struct command {
     enum command_kind kind;
+    enum ds4_loop_job job;
     struct ds4_form form;
     struct ds4_step_packet *packet;
 };
@@ -275,15 +276,28 @@ static int post(struct ds4_loop *loop, const struct command *command, struct ds4
     return rc;
 }
 
+static int post_packet(struct ds4_loop *loop, const struct command *command, struct ds4_err *err)
+{
+    if (post(loop, command, err)) {
+        ds4_loop_drop_packet(loop, command->packet);
+        return -1;
+    }
+    return 0;
+}
+
 int ds4_loop_post_step(struct ds4_loop *loop, struct ds4_step_packet *packet, struct ds4_err *err)
 {
     struct command command = {.kind = COMMAND_STEP, .packet = packet};
 
-    if (post(loop, &command, err)) {
-        ds4_loop_drop_packet(loop, packet);
-        return -1;
-    }
-    return 0;
+    return post_packet(loop, &command, err);
+}
+
+int ds4_loop_post_job(struct ds4_loop *loop, enum ds4_loop_job job, struct ds4_step_packet *packet,
+                      struct ds4_err *err)
+{
+    struct command command = {.kind = COMMAND_JOB, .job = job, .packet = packet};
+
+    return post_packet(loop, &command, err);
 }
 
 int ds4_loop_post_form(struct ds4_loop *loop, const struct ds4_form *form, struct ds4_err *err)
@@ -307,7 +321,7 @@ void ds4_loop_abort(struct ds4_loop *loop)
     for (; loop->n_command > 0; loop->n_command--) {
         struct command *command = &loop->command[loop->first_command];
 
-        if (command->kind == COMMAND_STEP)
+        if (command->kind != COMMAND_FORM)
             put_packet_locked(loop, command->packet);
         loop->first_command = (loop->first_command + 1) % DS4_LOOP_COMMANDS;
     }
@@ -684,6 +698,21 @@ static void note_plan(void *arg, const struct ds4_stage *stage)
     put_event(arg, &event);
 }
 
+/* Called by the step thread and the disk thread. */
+static void note_job(void *arg, const struct ds4_kv_done *done)
+{
+    struct ds4_loop_event event = {.kind = DS4_LOOP_KV_DONE, .generation = done->generation};
+    struct ds4_err err = {0};
+
+    ds4_buf_init(&event.payload, DS4_MAX_FRAME_BYTES);
+    if (ds4_codec_encode_kv_done(done, &event.payload, &err)) {
+        ds4_log(DS4_LOG_ERROR, "kv.done", "message=\"%s\"", err.msg);
+        ds4_buf_deinit(&event.payload);
+        return;
+    }
+    put_event(arg, &event);
+}
+
 static int load(struct ds4_loop *loop, struct ds4_err *err)
 {
     struct ds4_stage *stage = ds4_stage_new(&loop->config.stage, note_progress, loop, err);
@@ -731,6 +760,28 @@ static enum next next_command(struct ds4_loop *loop, struct command *command)
     return next;
 }
 
+static void run_job(struct ds4_loop *loop, enum ds4_loop_job job,
+                    const struct ds4_step_packet *packet)
+{
+    struct ds4_stage *stage = own_stage(loop);
+
+    enter(loop, DS4_PHASE_COMPUTE);
+    switch (job) {
+    case DS4_LOOP_KV_WRITE:
+        if (packet->kv_write.generation == loop->generation)
+            ds4_stage_kv_write(stage, &packet->kv_write);
+        break;
+    case DS4_LOOP_KV_READ:
+        if (packet->kv_read.generation == loop->generation)
+            ds4_stage_kv_read(stage, &packet->kv_read);
+        break;
+    case DS4_LOOP_KV_UNLINK:
+        if (packet->kv_unlink.generation == loop->generation)
+            ds4_stage_kv_unlink(stage, &packet->kv_unlink);
+        break;
+    }
+}
+
 static void run_command(struct ds4_loop *loop, const struct command *command)
 {
     switch (command->kind) {
@@ -739,6 +790,10 @@ static void run_command(struct ds4_loop *loop, const struct command *command)
         break;
     case COMMAND_STEP:
         run_step(loop, &command->packet->step);
+        ds4_loop_drop_packet(loop, command->packet);
+        break;
+    case COMMAND_JOB:
+        run_job(loop, command->job, command->packet);
         ds4_loop_drop_packet(loop, command->packet);
         break;
     }
@@ -839,6 +894,8 @@ struct ds4_loop *ds4_loop_new(const struct ds4_loop_config *config, struct ds4_e
     loop->config.stage.depth = config->depth;
     loop->config.stage.planned = note_plan;
     loop->config.stage.planned_arg = loop;
+    loop->config.stage.kv_done = note_job;
+    loop->config.stage.kv_done_arg = loop;
     loop->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
     if (loop->event_fd < 0) {
         ds4_fail(err, DS4_E_IO, "eventfd: %s", strerror(errno));

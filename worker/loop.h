@@ -24,8 +24,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Commands that may wait; the router keeps fewer steps than that in flight. */
-#define DS4_LOOP_COMMANDS 80
+/* Commands that may wait; the router keeps fewer steps than 80 in flight, and so many jobs. */
+#define DS4_LOOP_COMMANDS (80 + DS4_MAX_KV_JOBS)
 #define DS4_LOOP_EVENTS   80
 
 struct ds4_loop;
@@ -48,6 +48,7 @@ enum ds4_loop_event_kind {
     DS4_LOOP_FORM_FAILED, /* generation, err */
     DS4_LOOP_TOKENS,      /* generation, payload: an encoded ds4_tokens_out */
     DS4_LOOP_STEP_DONE,   /* generation, payload: an encoded ds4_step_done */
+    DS4_LOOP_KV_DONE,     /* generation, payload: an encoded ds4_kv_done */
     DS4_LOOP_IDLE,        /* generation that ended, err says why */
     DS4_LOOP_STOPPED      /* the thread is done */
 };
@@ -60,12 +61,19 @@ struct ds4_loop_event {
     struct ds4_buf payload; /* owned by the receiver of the event */
 };
 
-/* A step and the arena its arrays live in. */
+/* A step or a job of the disk tier, and the arena its arrays live in. */
 struct ds4_step_packet {
     struct ds4_arena arena;
     struct ds4_arena_mark empty; /* keeps the first chunk, so that small steps allocate nothing */
-    struct ds4_step step;
+    union {
+        struct ds4_step step;
+        struct ds4_kv_write kv_write;
+        struct ds4_kv_read kv_read;
+        struct ds4_kv_unlink kv_unlink;
+    };
 };
+
+enum ds4_loop_job { DS4_LOOP_KV_WRITE, DS4_LOOP_KV_READ, DS4_LOOP_KV_UNLINK };
 
 /* Starts the thread, which loads the stage and then waits for commands.  Copies `config`. */
 struct ds4_loop *ds4_loop_new(const struct ds4_loop_config *config,
@@ -90,6 +98,9 @@ void ds4_loop_drop_packet(struct ds4_loop *loop, struct ds4_step_packet *packet)
 /* Takes the packet in any case.  DS4_E_PROTOCOL if the queue is full. */
 int ds4_loop_post_step(struct ds4_loop *loop, struct ds4_step_packet *packet,
                        struct ds4_err *err) DS4_MUST_CHECK;
+/* The same for a job, which runs between the steps posted before and after it. */
+int ds4_loop_post_job(struct ds4_loop *loop, enum ds4_loop_job job, struct ds4_step_packet *packet,
+                      struct ds4_err *err) DS4_MUST_CHECK;
 /* Drops posted commands and the generation, wakes every wait in the pipe. */
 void ds4_loop_abort(struct ds4_loop *loop);
 /* Stop after the running step, or (drain) after all posted ones; ends with DS4_LOOP_STOPPED. */

@@ -130,6 +130,8 @@ static int fill_stage(const struct ds4_config *config, int32_t stage, int32_t n_
         .hot_window_tok = config->kv.hot_window,
         .sync_layers = config->gpu.sync_layers,
         .host_bytes = host_share(config->kv.host_mb, n_stage),
+        .disk_dir = config->kv.disk_mb > 0 ? config->kv.disk_dir : NULL,
+        .disk_write_mbps = config->kv.disk_write_mbps,
     };
     return fill_card(config, stage, out, err);
 }

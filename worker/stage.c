@@ -104,6 +104,7 @@ int ds4_stage_form(struct ds4_stage *st, const struct ds4_form *form, struct ds4
                         form->host_bytes, plan->n_unit, plan->unit_bytes);
 
     ds4_kv_reset(&st->kv, form->n_slots, form->n_blocks);
+    ds4_kv_tier_reset(st->tier);
     ds4_kv_store_reset(&st->store, form->host_bytes);
     st->unfinished = false;
     for (int32_t s = 0; s < plan->kv.n_slot; s++)

@@ -25,6 +25,7 @@
 #include "kernels/backend.h"
 #include "proto/message.h"
 #include "worker/card.h"
+#include "worker/kv_disk.h"
 #include "worker/pipe.h"
 
 #include <stdbool.h>
@@ -60,8 +61,12 @@ struct ds4_stage_config {
     bool self_test;            /* memory of a card is tested before it is used */
     size_t memory_limit_bytes; /* the stage plans as if the device had no more; 0: all of it */
     int64_t host_bytes;        /* host memory for points and stagings; 0: none */
-    int32_t hot_window_tok;    /* tokens that can be taken back without a restart; 0: 120 */
-    bool sync_layers;          /* wait for the device after each layer: a fault's report names it */
+    const char *disk_dir;      /* the disk tier's folder; NULL or "": no disk tier */
+    int32_t disk_write_mbps;   /* MB per second; 0: no limit */
+    ds4_kv_done_fn kv_done;    /* told the end of every job below; the step or the disk thread */
+    void *kv_done_arg;
+    int32_t hot_window_tok; /* tokens that can be taken back without a restart; 0: 120 */
+    bool sync_layers;       /* wait for the device after each layer: a fault's report names it */
     /* Whose device memory is part of the plan, for `depth` steps in flight; NULL: none. */
     const struct ds4_pipe_ops *pipe;
     int32_t depth;
@@ -89,7 +94,7 @@ int ds4_stage_plan(const struct ds4_stage_config *config, struct ds4_plan *plan,
                    size_t *total_bytes, struct ds4_err *err) DS4_MUST_CHECK;
 
 /* What this stage can offer: stage, n_stage, layers, model_digest, max_blocks, max_slots, max_context,
- * backend, device, hot_tok, host_bytes, unit_bytes, block_bytes, point.  Leaves the other members alone.
+ * backend, device, kv_fingerprint, hot_tok, host_bytes, unit_bytes, block_bytes, point, disk.  Leaves the other members alone.
  * Any thread. */
 void ds4_stage_hello(const struct ds4_stage *st, struct ds4_hello *hello);
 
@@ -159,5 +164,10 @@ int ds4_stage_forward(struct ds4_stage *st, const struct ds4_step *step, void *r
  * step may have been sent before. */
 int ds4_stage_finish(struct ds4_stage *st, const struct ds4_step *step, struct ds4_step_done *done,
                      struct ds4_err *err) DS4_MUST_CHECK;
+
+/* Jobs of the disk tier, between two steps; answered through kv_done, at once when refused. */
+void ds4_stage_kv_write(struct ds4_stage *st, const struct ds4_kv_write *write);
+void ds4_stage_kv_read(struct ds4_stage *st, const struct ds4_kv_read *read);
+void ds4_stage_kv_unlink(struct ds4_stage *st, const struct ds4_kv_unlink *unlink);
 
 #endif

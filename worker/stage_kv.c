@@ -1,5 +1,5 @@
 /* Operations on the sequence state that travel inside steps (house list, step 8): points, installs, copies
- * of blocks.
+ * of blocks, rows that came from disk.
  *
  * The router decided and reserved; the stage checks that what it asks for exists and is legal, and does it
  * in step order, on every stage at the same step.  What cannot be right ends the generation, exactly as a
@@ -7,8 +7,6 @@
  *
  * Invariant: ids are the router's; this file keeps none beyond the operation. */
 #include "worker/stage_state.h"
-
-#include <inttypes.h>
 
 /* The slot an operation names is that sequence's, in that epoch (invariant I2). */
 static int check_slot(struct ds4_stage *st, const struct ds4_kv_op *op, struct ds4_err *err)
@@ -37,10 +35,11 @@ static int run_op(struct ds4_stage *st, const struct ds4_kv_op *op, struct ds4_e
         ds4_kv_park(&st->kv, op->slot);
         return 0;
     case DS4_KV_STAGED_INSTALL:
+        return ds4_kv_tier_install(st->tier, op, err);
     case DS4_KV_STAGED_DROP:
-        break;
+        return ds4_kv_tier_drop(st->tier, op->staging, err);
     }
-    return ds4_fail(err, DS4_E_PROTOCOL, "there is no staging %" PRIu64, op->staging);
+    return ds4_fail(err, DS4_E_PROTOCOL, "unknown kind of operation %d", (int)op->kind);
 }
 
 int ds4_stage_run_ops(struct ds4_stage *st, const struct ds4_step *step, struct ds4_err *err)
@@ -63,4 +62,19 @@ int ds4_stage_save_points(struct ds4_stage *st, const struct ds4_step *step, str
             return ds4_err_wrap(err, "operation %d", i);
     }
     return 0;
+}
+
+void ds4_stage_kv_write(struct ds4_stage *st, const struct ds4_kv_write *write)
+{
+    ds4_kv_tier_write(st->tier, write);
+}
+
+void ds4_stage_kv_read(struct ds4_stage *st, const struct ds4_kv_read *read)
+{
+    ds4_kv_tier_read(st->tier, read);
+}
+
+void ds4_stage_kv_unlink(struct ds4_stage *st, const struct ds4_kv_unlink *unlink)
+{
+    ds4_kv_tier_unlink(st->tier, unlink);
 }

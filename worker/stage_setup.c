@@ -10,6 +10,7 @@
 #include "common/service.h"
 #include "common/weights_digest.h"
 #include "worker/fatal.h"
+#include "worker/kv_fingerprint.h"
 #include "worker/rig.h"
 #include "worker/self_test.h"
 #include "worker/stage_state.h"
@@ -228,6 +229,27 @@ static int alloc_device(struct ds4_stage *st, bool self_test, void **weights_are
                              plan->n_unit, err);
 }
 
+static int open_tier(struct ds4_stage *st, const struct ds4_stage_config *config,
+                     struct ds4_err *err)
+{
+    const struct ds4_kv_numerics numerics = {.backend = st->backend->name,
+                                             .products = config->device.products,
+                                             .stream = st->plan.stream,
+                                             .row_format = st->plan.kv.row_format,
+                                             .index_format = st->plan.kv.index_format};
+    struct ds4_kv_tier_config tier = {.store = &st->store,
+                                      .dir = config->disk_dir,
+                                      .write_mbps = config->disk_write_mbps,
+                                      .first_layer = st->plan.part.first_layer,
+                                      .done = config->kv_done,
+                                      .done_arg = config->kv_done_arg};
+
+    ds4_kv_fingerprint(&st->model, st->model_digest, &numerics, st->kv_fingerprint);
+    memcpy(tier.fingerprint, st->kv_fingerprint, sizeof(tier.fingerprint));
+    st->tier = ds4_kv_tier_open(&tier, err);
+    return st->tier == NULL ? -1 : 0;
+}
+
 static int alloc_host(struct ds4_stage *st, struct ds4_err *err)
 {
     size_t n_tok = (size_t)st->plan.max_step_tok;
@@ -282,7 +304,8 @@ struct ds4_stage *ds4_stage_new(const struct ds4_stage_config *config, ds4_progr
         goto fail;
     ds4_plan_log(&st->plan);
     ds4_self_test_probe(st->backend, st->dev, &st->probe);
-    if (alloc_device(st, config->self_test, &area, err) != 0 || alloc_host(st, err) != 0)
+    if (alloc_device(st, config->self_test, &area, err) != 0 || alloc_host(st, err) != 0 ||
+        open_tier(st, config, err) != 0)
         goto fail;
     if (config->planned != NULL)
         config->planned(config->planned_arg, st);
@@ -310,6 +333,7 @@ void ds4_stage_free(struct ds4_stage *st)
     free(st->pos);
     free(st->token);
     free(st->given);
+    ds4_kv_tier_close(st->tier);
     if (st->host_arena != NULL)
         st->backend->free_host(st->dev, st->host_arena,
                                (size_t)st->plan.n_unit * st->plan.unit_bytes);
@@ -338,6 +362,8 @@ void ds4_stage_hello(const struct ds4_stage *st, struct ds4_hello *hello)
     hello->unit_bytes = (int32_t)st->plan.unit_bytes;
     hello->block_bytes = (int64_t)ds4_kv_block_bytes(&st->plan.kv);
     hello->point = st->store.shape;
+    hello->disk = ds4_kv_tier_has_disk(st->tier);
+    memcpy(hello->kv_fingerprint, st->kv_fingerprint, sizeof(hello->kv_fingerprint));
     snprintf(hello->backend, sizeof(hello->backend), "%s", st->backend->name);
     snprintf(hello->device, sizeof(hello->device), "%s", st->backend->describe(st->dev));
 }

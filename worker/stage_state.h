@@ -9,6 +9,7 @@
 #include "proto/message.h"
 #include "worker/kv_cache.h"
 #include "worker/kv_point.h"
+#include "worker/kv_tier.h"
 #include "worker/plan.h"
 #include "worker/sampler.h"
 #include "worker/stage.h"
@@ -44,6 +45,8 @@ struct ds4_stage {
     struct ds4_kv kv;
     struct ds4_kv_store store; /* points */
     void *host_arena;          /* owned, plan.n_unit units */
+    struct ds4_kv_tier *tier;  /* owned; stagings and the disk */
+    uint8_t kv_fingerprint[DS4_ID_BYTES];
     struct ds4_step_buffers buf;
     void *pipe_area; /* the pipe's, see ds4_stage_pipe */
 

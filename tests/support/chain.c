@@ -49,11 +49,44 @@ struct ds4_stage_config chain_config(const struct chain_options *options, int32_
     config.n_partition = options->partition != NULL ? config.n_stage : 0;
     config.context_tok = options->context_tok > 0 ? options->context_tok : CONTEXT_TOK;
     config.host_bytes = options->host_bytes > 0 ? options->host_bytes : HOST_BYTES;
+    config.disk_dir = options->disk_dir;
     config.device.isa = options->isa;
     config.device.n_thread = options->n_thread > 0 ? options->n_thread : 1;
     config.device.products = options->products;
     config.stream = options->stream != DS4_STREAM_AUTO ? options->stream : DS4_STREAM_F32;
     return config;
+}
+
+static void note_answer(void *arg, const struct ds4_kv_done *done)
+{
+    struct chain_answers *a = arg;
+
+    pthread_mutex_lock(&a->lock);
+    if (a->n < CHAIN_ANSWERS)
+        a->done[a->n++] = *done;
+    pthread_cond_signal(&a->told);
+    pthread_mutex_unlock(&a->lock);
+}
+
+struct ds4_kv_done chain_await(struct chain *c, int32_t stage, uint64_t job)
+{
+    struct chain_answers *a = &c->answers[stage];
+    struct ds4_kv_done done = {0};
+    bool found = false;
+
+    pthread_mutex_lock(&a->lock);
+    while (!found) {
+        for (int32_t i = 0; i < a->n && !found; i++)
+            if (a->done[i].job == job) {
+                done = a->done[i];
+                a->done[i] = a->done[--a->n];
+                found = true;
+            }
+        if (!found)
+            pthread_cond_wait(&a->told, &a->lock);
+    }
+    pthread_mutex_unlock(&a->lock);
+    return done;
 }
 
 struct chain *chain_new(const struct chain_options *options)
@@ -68,6 +101,10 @@ struct chain *chain_new(const struct chain_options *options)
     for (int32_t s = 0; s < c->n_stage; s++) {
         struct ds4_stage_config config = chain_config(options, s);
 
+        pthread_mutex_init(&c->answers[s].lock, NULL);
+        pthread_cond_init(&c->answers[s].told, NULL);
+        config.kv_done = note_answer;
+        config.kv_done_arg = &c->answers[s];
         c->stage[s] = ds4_stage_new(&config, NULL, NULL, &err);
         if (c->stage[s] == NULL)
             must(-1, &err);

@@ -9,6 +9,7 @@
 #include "common/err.h"
 #include "worker/stage.h"
 
+#include <pthread.h>
 #include <stdint.h>
 
 #define CHAIN_MODEL    "tests/data/ds4-tiny.gguf"
@@ -18,6 +19,7 @@
 #define CHAIN_BLOCKS   64 /* longest block table */
 #define CHAIN_STEP_TOK 2600
 #define CHAIN_OPS      64
+#define CHAIN_ANSWERS  64
 
 struct chain_options {
     const char *model;        /* NULL: CHAIN_MODEL */
@@ -31,6 +33,15 @@ struct chain_options {
     int32_t n_thread;    /* 0: 1; programs of a test run share the cores */
     int32_t context_tok; /* 0: 3072 */
     int64_t host_bytes;  /* for points; 0: 16 MiB */
+    const char *disk_dir;
+};
+
+/* Answers of a stage's disk tier. */
+struct chain_answers {
+    pthread_mutex_t lock; /* guards the others */
+    pthread_cond_t told;
+    struct ds4_kv_done done[CHAIN_ANSWERS];
+    int32_t n;
 };
 
 struct chain {
@@ -53,6 +64,7 @@ struct chain {
     int32_t table[CHAIN_SLOTS][CHAIN_BLOCKS]; /* block tables: at first those of the head comment */
     struct ds4_kv_op op[CHAIN_OPS];           /* go with the next step that is built */
     int32_t n_op;
+    struct chain_answers answers[CHAIN_MAX];
 };
 
 /* One sequence's part of the next step. */
@@ -93,6 +105,8 @@ void chain_save(struct chain *c, int32_t slot, int32_t pos, uint64_t point);
 void chain_install(struct chain *c, int32_t slot, int32_t pos, uint64_t point);
 void chain_drop(struct chain *c, uint64_t point);
 void chain_copy_block(struct chain *c, int32_t src, int32_t dst);
+/* The answer of a stage to a job of the disk tier; waits for it. */
+struct ds4_kv_done chain_await(struct chain *c, int32_t stage, uint64_t job);
 /* Tries to begin the step on the first stage, which must refuse with that code; the generation is over. */
 void chain_refuse(struct chain *c, struct ds4_step *step, enum ds4_code code);
 
