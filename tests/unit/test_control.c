@@ -254,10 +254,8 @@ static void expect_answer(struct rig *rig, uint32_t generation, int64_t step_no)
 
 static void run_worker(const struct rig *rig, int32_t prefill_ms, const char *notify)
 {
-    struct chain_options options = {.n_thread = 1,
-                                    .context_tok = CONTEXT_TOK,
-                                    .host_bytes = HOST_BYTES,
-                                    .disk_dir = rig->disk};
+    struct chain_options options = {
+        .n_thread = 1, .context_tok = CONTEXT_TOK, .host_bytes = HOST_BYTES, .disk_dir = rig->disk};
     struct ds4_control_config config = {
         .bus = {.endpoint = rig->endpoint, .boot_id = {0xab, 1}},
         .loop = {.stage = chain_config(&options, 0),
