@@ -186,6 +186,8 @@ struct ds4_config {
     } metrics;
     struct {
         unsigned int level; /* enum ds4_log_level */
+        int32_t slow_first_s;
+        int32_t slow_total_s;
     } log;
 };
 

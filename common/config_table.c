@@ -215,6 +215,10 @@ const struct ds4_setting ds4_settings[] = {
     TXT(metrics, vllm_aliases, "true", "show what vLLM's boards look for under its names as well"),
 
     ONE_LIVE(log, level, "info", "error|warn|info|debug", "least important lines to write"),
+    NUM_LIVE(log, slow_first_s, "30", 0, 86400, "s",
+             "a request whose first token takes longer is logged as slow; 0 = none"),
+    NUM_LIVE(log, slow_total_s, "600", 0, 86400, "s",
+             "a request that takes longer is logged as slow; 0 = none"),
 };
 /* clang-format on */
 

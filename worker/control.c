@@ -12,6 +12,7 @@
 #include "common/clock.h"
 #include "common/fault.h"
 #include "common/log.h"
+#include "common/progress.h"
 #include "common/service.h"
 #include "proto/codec.h"
 #include "worker/fatal.h"
@@ -48,6 +49,7 @@ struct control {
     uint32_t generation; /* being formed or formed; 0 = none */
     char message[128];   /* why the last one ended */
     int64_t started_unix_s;
+    struct ds4_progress loading; /* begun while `what` is set */
     bool link_up;
     bool planned; /* `hello` is filled */
     bool loaded;
@@ -517,6 +519,7 @@ static void take_events(struct control *c)
             break;
         case DS4_LOOP_LOADED:
             c->loaded = true;
+            ds4_progress_end(&c->loading);
             set_state(c, DS4_WORKER_IDLE, "");
             break;
         case DS4_LOOP_LOAD_FAILED:
@@ -600,11 +603,17 @@ static void watch_step(struct control *c)
 static void report_loading(struct control *c)
 {
     struct ds4_loop_status status;
+    char text[160];
 
     ds4_loop_get_status(c->loop, &status);
-    if (c->state == DS4_WORKER_LOADING && status.total_bytes > 0)
-        ds4_service_status("loading %d %%",
-                           (int)(100.0 * (double)status.loaded_bytes / (double)status.total_bytes));
+    if (c->state != DS4_WORKER_LOADING || status.total_bytes <= 0)
+        return;
+    if (c->loading.what == NULL)
+        ds4_progress_begin(&c->loading, "loading weights", status.total_bytes);
+    ds4_progress_update(&c->loading, status.loaded_bytes);
+    ds4_progress_text(status.loaded_bytes, status.total_bytes, ds4_clock_ns() - c->loading.began_ns,
+                      text, sizeof(text));
+    ds4_service_status("loading %s", text);
 }
 
 /* READY=1 means: the weights are loaded and a router took our HELLO.  Until then the start is

@@ -5,6 +5,7 @@
 #include "worker/gguf_synth.h"
 
 #include "common/buf.h"
+#include "common/progress.h"
 #include "common/synth_gguf.h"
 
 #include <errno.h>
@@ -22,6 +23,7 @@ struct writer {
     int fd;
     uint64_t next; /* where the next tensor begins in the file */
     uint8_t *chunk;
+    struct ds4_progress progress;
     struct ds4_err *err;
 };
 
@@ -61,6 +63,7 @@ static int write_tensor(void *arg, const struct ds4_tensor_want *want)
         if (write_at(w->fd, w->chunk, (size_t)(part * block_bytes), w->next + at * block_bytes,
                      w->err))
             return -1;
+        ds4_progress_update(&w->progress, (int64_t)(w->next + (at + part) * block_bytes));
     }
     w->next = ds4_synth_align(w->next + n * block_bytes);
     return 0;
@@ -94,12 +97,14 @@ static int write_file(struct writer *w, const struct ds4_buf *header, uint64_t d
                       const struct ds4_model_part *part)
 {
     w->next = header->len;
+    ds4_progress_begin(&w->progress, "writing a model", (int64_t)(header->len + data_bytes));
     /* Paddings stay holes; the last tensor is padded as well, some readers insist. */
     if (ftruncate(w->fd, (off_t)(header->len + data_bytes)) != 0)
         return ds4_fail(w->err, DS4_E_IO, "could not size the file: %s", strerror(errno));
     if (write_at(w->fd, header->ptr, header->len, 0, w->err) ||
         ds4_model_each_tensor(&w->synth->shape, part, write_tensor, w))
         return -1;
+    ds4_progress_end(&w->progress);
     if (fsync(w->fd) != 0)
         return ds4_fail(w->err, DS4_E_IO, "could not write: %s", strerror(errno));
     return 0;

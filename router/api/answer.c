@@ -13,6 +13,7 @@
 #include "router/api/logprobs.h"
 #include "router/api/parts.h"
 #include "router/api/remember.h"
+#include "router/api/request_log.h"
 #include "router/cluster.h"
 #include "router/sched/sched.h"
 #include "router/sse.h"
@@ -300,26 +301,6 @@ static void cancel_open(struct ds4_answer *answer, enum ds4_cancel why)
         check_end(answer);
 }
 
-static void log_choice(const struct ds4_choice *choice)
-{
-    const struct ds4_request *req = choice->req;
-    const struct ds4_request_result *r = &choice->result;
-    const struct ds4_timing *t = &r->timing;
-
-    ds4_log(DS4_LOG_INFO, "request.done",
-            "id=%s api=%s end=%s prompt=%d cached=%d completion=%d reasoning=%d queue_ms=%" PRId64
-            " ttft_ms=%" PRId64 " total_ms=%" PRId64
-            " effort_requested=%.*s effort_applied=%.*s effort_source=%.*s thinking=%s "
-            "downgraded=%s",
-            req->id, ds4_api_text(req->api), ds4_end_text(r->end), r->usage.prompt_tok,
-            r->usage.cached_tok, r->usage.completion_tok, r->usage.reasoning_tok,
-            t->admitted_ns == 0 ? -1 : (t->admitted_ns - t->received_ns) / DS4_NS_PER_MS,
-            t->first_token_ns == 0 ? -1 : (t->first_token_ns - t->received_ns) / DS4_NS_PER_MS,
-            (t->done_ns - t->received_ns) / DS4_NS_PER_MS, DS4_STR_ARG(req->effort.requested),
-            DS4_STR_ARG(req->effort.applied), DS4_STR_ARG(req->effort.source),
-            req->effort.thinking ? "on" : "off", req->effort.downgraded ? "yes" : "no");
-}
-
 static void on_done(void *owner, const struct ds4_request_result *result)
 {
     struct ds4_choice *choice = owner;
@@ -328,7 +309,7 @@ static void on_done(void *owner, const struct ds4_request_result *result)
     choice->done = true;
     choice->result = *result;
     answer->n_open--;
-    log_choice(choice);
+    ds4_request_log(choice);
     if (result->end != DS4_END_ERROR && result->end != DS4_END_CANCELLED) {
         ds4_remember_turn(choice);
         ds4_format_check(choice);

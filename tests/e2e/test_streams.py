@@ -101,8 +101,9 @@ class Streams(unittest.TestCase):
         time.sleep(min(2.0, e2e.SECONDS / 2))
         processes = [self.rig.router] + self.rig.workers
         before = [rss_kib(p) for p in processes]
-        for thread in threads:
-            thread.join()
+        with e2e.Progress("streams", e2e.SECONDS, lambda: sum(rounds)):
+            for thread in threads:
+                thread.join()
         after = [rss_kib(p) for p in processes]
         self.assertEqual(wrong, [])
         self.assertTrue(all(rounds), rounds)

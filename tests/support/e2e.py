@@ -3,6 +3,8 @@
 import argparse
 import os
 import sys
+import threading
+import time
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -26,6 +28,40 @@ def rig(stages=2, **options):
     for section, option, value in FORCED:
         settings.setdefault(section, {})[option] = value
     return Rig(options.pop("model", TINY), stages, bin_dir=bin_dir(), settings=settings, **options)
+
+
+class Progress:
+    """How far a long test is: a bar on a terminal, a line a minute elsewhere.  From a thread of its own,
+    so that the test only counts."""
+
+    def __init__(self, what, seconds, count):
+        self.what, self.seconds, self.count = what, seconds, count
+        self.begin = time.monotonic()
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def text(self):
+        spent = min(self.seconds, time.monotonic() - self.begin)
+        return "%d %%, %d done, %.1f/s, %d s left" % (
+            100 * spent / self.seconds, self.count(), self.count() / max(spent, 1e-3),
+            self.seconds - spent)
+
+    def _run(self):
+        terminal = sys.stderr.isatty()
+        while not self.over.wait(0.5 if terminal else 60):
+            sys.stderr.write("\r\033[K%s: %s" % (self.what, self.text()) if terminal else
+                             "%s: %s\n" % (self.what, self.text()))
+            sys.stderr.flush()
+        if terminal:
+            sys.stderr.write("\r\033[K")
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
 
 
 def main():
