@@ -329,7 +329,10 @@ static void run_stage(int32_t number)
     ds4_arena_init(&st.scratch, (size_t)2 * DS4_CODEC_ARENA_BYTES);
     st.loop = ds4_loop_new(&config, &err);
     check(st.loop == NULL ? -1 : 0, &err);
+    begin_ns = ds4_clock_ns();
     take_events(&st, DS4_LOOP_LOADED);
+    fprintf(stderr, "stage %d: loaded in %.1f s\n", (int)number,
+            (double)(ds4_clock_ns() - begin_ns) / 1e9);
     barrier(&st);
     form(&st, context);
     ds4_loop_get_status(st.loop, &before);

@@ -215,20 +215,22 @@ static ncclResult_t ask(struct ds4_pipe *pipe, enum which_comm which)
     return state;
 }
 
-/* Waits until the last call on the communicator, which returned rc, is no longer in progress. */
+/* Waits until the last call on the communicator, which returned rc, is no longer in progress.  Not every
+ * call returns that it is (a split says success at once): the communicator is asked in any case. */
 static int finish_call(struct ds4_pipe *pipe, enum which_comm which, ncclResult_t rc,
                        const char *what, struct ds4_deadline deadline, struct ds4_err *err)
 {
     int tries = 0;
 
+    if (rc == ncclSuccess)
+        rc = ask(pipe, which);
     while (rc == ncclInProgress) {
         if (is_cancelled(pipe))
             return cancelled(err);
         if (ds4_deadline_passed(deadline))
             return ds4_fail(err, DS4_E_TIMEOUT, "nccl: %s did not end in time", what);
+        rest(&tries);
         rc = ask(pipe, which);
-        if (rc == ncclInProgress)
-            rest(&tries);
     }
     if (is_cancelled(pipe))
         return cancelled(err);
@@ -597,6 +599,24 @@ static int init_all(struct ds4_pipe *pipe, struct ds4_deadline deadline, struct 
     return finish_call(pipe, COMM_ALL, rc, "forming", deadline, err);
 }
 
+/* A split's result is written when it is there, which is not when the parent says so. */
+static int await_comm(struct ds4_pipe *pipe, enum which_comm which, struct ds4_deadline deadline,
+                      struct ds4_err *err)
+{
+    int tries = 0;
+
+    while (__atomic_load_n(&pipe->comm[which], __ATOMIC_ACQUIRE) == NULL) {
+        if (is_cancelled(pipe))
+            return cancelled(err);
+        if (ds4_deadline_passed(deadline))
+            return ds4_fail(err, DS4_E_TIMEOUT, "nccl: pairing did not end in time");
+        if (finish_call(pipe, COMM_ALL, ncclSuccess, "pairing", deadline, err))
+            return -1;
+        rest(&tries);
+    }
+    return finish_call(pipe, which, ncclSuccess, "pairing", deadline, err);
+}
+
 /* The communicators of neighbours: first of the pairs (0,1) (2,3) ..., then of (1,2) (3,4) ...; all
  * stages take part in both splits, one that has no partner without a result. */
 static int split_pairs(struct ds4_pipe *pipe, int32_t first, struct ds4_deadline deadline,
@@ -621,11 +641,7 @@ static int split_pairs(struct ds4_pipe *pipe, int32_t first, struct ds4_deadline
     pthread_mutex_unlock(&pipe->lock);
     if (finish_call(pipe, COMM_ALL, rc, "pairing", deadline, err))
         return -1;
-    if (alone)
-        return 0;
-    if (pipe->comm[which] == NULL)
-        return nccl_failed(pipe, ncclInternalError, "pairing", err);
-    return finish_call(pipe, which, ask(pipe, which), "pairing", deadline, err);
+    return alone ? 0 : await_comm(pipe, which, deadline, err);
 }
 
 static void fill_test(uint8_t *at, size_t bytes, uint32_t generation, int32_t sender)
