@@ -48,6 +48,7 @@ struct ds4_config {
         bool open;
         char *keys_file;
         int64_t max_body;
+        int32_t request_s;
         bool any_model;
         int32_t ping_ms;
         int32_t queue_header_ms;

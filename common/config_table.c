@@ -45,6 +45,8 @@ const struct ds4_setting ds4_settings[] = {
     TXT(http, open, "false", "serve a public address without keys"),
     TXT_LIVE(http, keys_file, "", "file of API keys: one per line, optionally followed by a name"),
     NUM(http, max_body, "67108864", KIB, GIB, "bytes", "largest request body; larger answers 413"),
+    NUM(http, request_s, "60", 1, 3600, "s",
+        "head and body of a request may take so long; an idle connection is closed after as long"),
     TXT_LIVE(http, any_model, "true", "serve requests that name another model, echoing the name"),
     NUM_LIVE(http, ping_ms, "5000", 100, 600000, "ms",
              "keep-alive in a stream after so long without data"),

@@ -47,7 +47,7 @@
     X(FINISH, "ds4_finish_total", COUNTER, NONE,                                                   \
       DS4_APIS ",reason=eos|stop|tool_calls|length|context|repetition|error|cancelled",            \
       "Ends of generation by cause")                                                               \
-    X(AUTH_FAILURES, "ds4_auth_failures_total", COUNTER, NONE, "reason=missing|invalid",           \
+    X(AUTH_FAILURES, "ds4_auth_failures_total", COUNTER, NONE, "reason=missing|invalid|limited",   \
       "Requests refused for their key")                                                            \
     X(TOKENIZE_SECONDS, "ds4_tokenize_seconds", HISTOGRAM, LATENCY, "",                            \
       "Time to tokenise a prompt")                                                                 \

@@ -15,6 +15,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -66,6 +67,16 @@ int ds4_service_next_signal(int fd)
         n = read(fd, &info, sizeof(info));
     } while (n < 0 && errno == EINTR);
     return n == (ssize_t)sizeof(info) ? (int)info.ssi_signo : 0;
+}
+
+void ds4_service_raise_files(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max)
+        return;
+    limit.rlim_cur = limit.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &limit); /* refused: fewer clients at once, nothing worse */
 }
 
 void ds4_service_ready(void)

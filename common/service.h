@@ -33,6 +33,10 @@ int ds4_service_open_signals(struct ds4_err *err) DS4_MUST_CHECK;
 /* The next signal that has arrived, or 0; never waits. */
 int ds4_service_next_signal(int fd);
 
+/* As many open files as this process may have: the soft limit is raised to the hard one.  A client's
+ * connection takes two. */
+void ds4_service_raise_files(void);
+
 /* READY=1: the caller's promise to answer is kept from now on. */
 void ds4_service_ready(void);
 void ds4_service_stopping(void);

@@ -304,6 +304,7 @@ static int open_server(struct ds4_app *app, struct ds4_err *err)
         .open = c->http.open,
         .keys_file = c->http.keys_file,
         .max_body_bytes = (size_t)c->http.max_body,
+        .request_ms = c->http.request_s * 1000,
         .out_buf_bytes = 2 * (size_t)c->http.out_buf,
         .half_close_ms = DS4_HALF_CLOSE_MS,
         .cors_origins = &c->http.cors_origins,

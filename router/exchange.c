@@ -312,14 +312,20 @@ struct ds4_str ds4_exchange_authority(const struct ds4_exchange *x)
     return (struct ds4_str){x->req->input.authority.base, x->req->input.authority.len};
 }
 
+bool ds4_exchange_peer(const struct ds4_exchange *x, struct sockaddr_storage *peer)
+{
+    memset(peer, 0, sizeof(*peer));
+    return x->req != NULL &&
+           x->req->conn->callbacks->get_peername(x->req->conn, (struct sockaddr *)peer) != 0;
+}
+
 bool ds4_exchange_is_local(const struct ds4_exchange *x)
 {
-    struct sockaddr_storage peer = {0};
+    struct sockaddr_storage peer;
     struct in6_addr v6;
     struct in_addr v4;
 
-    if (x->req == NULL ||
-        x->req->conn->callbacks->get_peername(x->req->conn, (struct sockaddr *)&peer) == 0)
+    if (!ds4_exchange_peer(x, &peer))
         return false;
     if (peer.ss_family == AF_INET) {
         memcpy(&v4, &((const struct sockaddr_in *)&peer)->sin_addr, sizeof(v4));

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 struct ds4_exchange;
+struct sockaddr_storage;
 
 enum ds4_method {
     DS4_METHOD_GET = 1,
@@ -40,6 +41,8 @@ struct ds4_str ds4_exchange_body(const struct ds4_exchange *x);
 struct ds4_str ds4_exchange_header(const struct ds4_exchange *x, const char *name);
 /* What the client calls this server: the Host header, or HTTP/2's :authority. */
 struct ds4_str ds4_exchange_authority(const struct ds4_exchange *x);
+/* The client's address; false when it is unknown. */
+bool ds4_exchange_peer(const struct ds4_exchange *x, struct sockaddr_storage *peer);
 /* The connection comes from this machine: 127.0.0.0/8 or ::1. */
 bool ds4_exchange_is_local(const struct ds4_exchange *x);
 /* The request's id: the client's x-request-id if it is 1..128 printable characters, else ours. */

@@ -96,6 +96,7 @@ static int serve(struct arguments *a, struct ds4_config *config, struct ds4_err 
 
     if (signal_fd < 0)
         return code;
+    ds4_service_raise_files();
     app_config.signal_fd = signal_fd;
     app = ds4_app_open(&app_config, &code, err);
     if (app != NULL) {

@@ -6,10 +6,12 @@
  * watch of exchange.c needs the descriptor. */
 #include "router/server.h"
 
+#include "common/clock.h"
 #include "common/log.h"
 #include "common/metrics.h"
 #include "common/vec.h"
 #include "router/exchange_h2o.h"
+#include "router/peers.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -19,10 +21,10 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 
-#define DS4_LISTEN_BACKLOG     1024
-#define DS4_REQUEST_TIMEOUT_MS 60000 /* head and body of one request: bounds a slow sender */
-#define DS4_KEY_BYTES_MAX      256
-#define DS4_KEYS_FILE_MAX      (1 << 20)
+#define DS4_LISTEN_BACKLOG 1024
+#define DS4_HEADERS_MAX    (64 << 10) /* names and values of one request, its path included */
+#define DS4_KEY_BYTES_MAX  256
+#define DS4_KEYS_FILE_MAX  (1 << 20)
 
 struct connection {
     uv_tcp_t tcp; /* first: h2o takes the handle's data member for itself */
@@ -53,6 +55,7 @@ struct ds4_server {
     int32_t port;
     struct connection *connections;
     struct key_ring ring;
+    struct ds4_peers peers; /* who comes with wrong keys */
 };
 
 /* ---- keys ------------------------------------------------------------------------------------- */
@@ -149,7 +152,24 @@ static bool key_matches(const struct ds4_server *server, struct ds4_str given)
     return any;
 }
 
-static bool authorised(const struct ds4_server *server, const struct ds4_exchange *x)
+static void refuse_key(struct ds4_server *server, struct ds4_exchange *x, const char *reason)
+{
+    struct sockaddr_storage peer;
+    bool limited = ds4_exchange_peer(x, &peer) &&
+                   ds4_peers_refused(&server->peers, (struct sockaddr *)&peer, ds4_clock_ns());
+
+    ds4_metric_add(server->config.metrics, DS4_M_AUTH_FAILURES, 1, limited ? "limited" : reason);
+    if (limited) {
+        server->config.refuse(x, 429, "rate_limited",
+                              "too many requests without a valid API key from this address");
+        return;
+    }
+    ds4_exchange_set_header(x, "www-authenticate", "Bearer");
+    server->config.refuse(x, 401, "invalid_api_key", "a valid API key is required");
+}
+
+/* May this request pass?  If not it is answered: 401, and 429 to one that does not stop. */
+static bool authorised(struct ds4_server *server, struct ds4_exchange *x)
 {
     struct ds4_str bearer = ds4_exchange_header(x, "authorization");
     struct ds4_str key = ds4_exchange_header(x, "x-api-key");
@@ -162,8 +182,7 @@ static bool authorised(const struct ds4_server *server, const struct ds4_exchang
         bearer = (struct ds4_str){NULL, 0};
     if (key_matches(server, bearer) | key_matches(server, key))
         return true;
-    ds4_metric_add(server->config.metrics, DS4_M_AUTH_FAILURES, 1,
-                   bearer.ptr == NULL && key.ptr == NULL ? "missing" : "invalid");
+    refuse_key(server, x, bearer.ptr == NULL && key.ptr == NULL ? "missing" : "invalid");
     return false;
 }
 
@@ -313,6 +332,15 @@ static bool is_encoded(const struct ds4_exchange *x)
            ds4_exchange_body(x).len > 0;
 }
 
+static size_t header_bytes(const h2o_req_t *req)
+{
+    size_t sum = req->path.len;
+
+    for (size_t i = 0; i < req->headers.size; i++)
+        sum += req->headers.entries[i].name->len + req->headers.entries[i].value.len;
+    return sum;
+}
+
 static int on_request(h2o_handler_t *self, h2o_req_t *req)
 {
     struct ds4_server *server = ((struct route_handler *)self)->server;
@@ -329,6 +357,11 @@ static int on_request(h2o_handler_t *self, h2o_req_t *req)
         answer_preflight(x);
         return 0;
     }
+    if (header_bytes(req) > DS4_HEADERS_MAX) {
+        server->config.refuse(x, 431, "request_too_large",
+                              "the request's headers are larger than 64 KiB");
+        return 0;
+    }
     route = find_route(server, ds4_exchange_path(x), method, &allowed);
     if (route != NULL && route->endpoint != NULL)
         ds4_exchange_set_endpoint(x, route->endpoint);
@@ -340,8 +373,7 @@ static int on_request(h2o_handler_t *self, h2o_req_t *req)
     } else if (route == NULL) {
         refuse_method(server, x, allowed);
     } else if (!route->open && !authorised(server, x)) {
-        ds4_exchange_set_header(x, "www-authenticate", "Bearer");
-        server->config.refuse(x, 401, "invalid_api_key", "a valid API key is required");
+        return 0;
     } else if (is_encoded(x)) {
         server->config.refuse(x, 415, "unsupported_encoding",
                               "the body has a content-encoding: send it as it is");
@@ -484,7 +516,7 @@ static void set_up_h2o(struct ds4_server *server, uv_loop_t *loop)
     /* Read somewhat more than is accepted: a client that sends its whole body before it reads would
      * otherwise meet a reset instead of the 413. */
     server->global.max_request_entity_size = 2 * server->config.max_body_bytes;
-    server->global.http1.req_timeout = DS4_REQUEST_TIMEOUT_MS;
+    server->global.http1.req_timeout = (uint64_t)server->config.request_ms;
     host = h2o_config_register_host(&server->global, h2o_iovec_init(H2O_STRLIT("default")), 65535);
     path = h2o_config_register_path(host, "/", 0);
     handler = (struct route_handler *)h2o_create_handler(path, sizeof(*handler));
@@ -540,6 +572,7 @@ struct ds4_server *ds4_server_open(uv_loop_t *loop, const struct ds4_server_conf
         .half_close_ms = (uint64_t)(config->half_close_ms < 0 ? 0 : config->half_close_ms),
     };
     (void)getrandom(&server->host.id_seed, sizeof(server->host.id_seed), 0);
+    (void)getrandom(&server->peers.seed, sizeof(server->peers.seed), 0);
     if (parse_address(config, &address, err) != 0)
         goto fail;
     if (load_keys(config, config->keys_file, &server->ring, err) != 0)

@@ -39,6 +39,7 @@ struct ds4_server_config {
     const char *keys_file; /* one key per line, "key" or "key name"; NULL or "" = no keys */
     size_t max_body_bytes;
     size_t out_buf_bytes;  /* backlog limit of one stream */
+    int32_t request_ms;    /* head and body of a request, or the next one, may take so long */
     int32_t half_close_ms; /* a client that closed its sending side is gone after this time */
     const struct ds4_config_texts *cors_origins; /* empty = off; "*" = any; read at every request */
     const struct ds4_route *routes;

@@ -4,7 +4,7 @@
 
 const POLL_MS = 1000, SLOW_MS = 3000, EMPTY = "\u2013";
 const byId = id => document.getElementById(id);
-const key = { value: sessionStorage.getItem("ds4-key") || "" };
+const key = { value: sessionStorage.getItem("ds4-key") || "", asked: false };
 
 function el(tag, attributes, ...children) {
   const node = document.createElement(tag);
@@ -236,7 +236,9 @@ function showLost(text) {
   document.title = "No answer \u00b7 ds4";
 }
 
+/* Nothing is asked for meanwhile: an address that goes on without a key is told to wait. */
 function askKey() {
+  key.asked = true;
   byId("main").hidden = true;
   byId("key").hidden = false;
   set(byId("state").lastChild, "Locked");
@@ -247,7 +249,7 @@ async function poll() {
   const stop = new AbortController(), timer = setTimeout(() => stop.abort(), SLOW_MS);
   try {
     const answer = await fetch("/v1/stats", { headers: headers(), signal: stop.signal });
-    if (answer.status === 401) askKey();
+    if (answer.status === 401 || answer.status === 429) askKey();
     else if (answer.ok) show(await answer.json());
     else showLost("Error " + answer.status);
   } catch (problem) {
@@ -258,7 +260,7 @@ async function poll() {
 
 async function run() {
   for (;;) {
-    if (!document.hidden) await poll();
+    if (!document.hidden && !key.asked) await poll();
     await new Promise(done => setTimeout(done, POLL_MS));
   }
 }
@@ -503,9 +505,10 @@ byId("key").addEventListener("submit", event => {
   event.preventDefault();
   key.value = byId("key-value").value;
   sessionStorage.setItem("ds4-key", key.value);
+  key.asked = false;
   poll();
 });
-document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
+document.addEventListener("visibilitychange", () => { if (!document.hidden && !key.asked) poll(); });
 
 byId("tools-json").value = JSON.stringify(SAMPLE_TOOLS, null, 1);
 showEmpty();

@@ -7,6 +7,7 @@ With PICTURES=folder in the environment the screens are left there, to be looked
 
 import os
 import sys
+import tempfile
 import time
 import unittest
 
@@ -137,6 +138,36 @@ class Page(unittest.TestCase):
         time.sleep(0.1)
         page.complaints = [c for c in page.complaints if "ERR_CONNECTION" not in c]
         self.finish(page)
+
+
+@unittest.skipUnless(find(), "there is no chromium: make check-page installs it")
+class Locked(unittest.TestCase):
+    def test_a_locked_rig_asks_for_its_key_once(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".keys") as keys, Browser() as browser:
+            keys.write("sk-right\n")
+            keys.flush()
+            rig = e2e.rig(stages=1, settings={"http": {"keys_file": keys.name}})
+            try:
+                rig.start()
+                page = browser.open("http://127.0.0.1:%d/" % rig.port, *DESK)
+                page.wait(text("#state span"), lambda value: value == "Locked")
+                self.assertFalse(page.eval("document.getElementById('key').hidden"))
+                if PICTURES:
+                    page.picture(os.path.join(PICTURES, "locked.png"))
+                asked = len([url for url in page.requests if url.endswith("/v1/stats")])
+                time.sleep(2.5)
+                page.eval("1")
+                self.assertEqual(len([u for u in page.requests if u.endswith("/v1/stats")]), asked)
+                page.type("#key-value", "sk-right")
+                page.click("#key button")
+                page.wait(text("#state span"), lambda value: value == "Ready")
+                page.type("#say", "Hello")
+                page.press_enter()
+                page.wait(text(".under"))
+                self.assertEqual(page.eval("document.querySelectorAll('.fault').length"), 0)
+                page.close()
+            finally:
+                rig.stop()
 
 
 if __name__ == "__main__":
