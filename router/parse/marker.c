@@ -117,7 +117,11 @@ static enum ds4_marker_status match_literal(struct ds4_str text, struct ds4_mark
     enum ds4_marker_status best = DS4_MARKER_NONE;
 
     for (size_t i = 0; i < N_OF(literals); i++) {
-        enum ds4_marker_status got = match(text, 0, literals[i].text);
+        enum ds4_marker_status got;
+
+        if (text.ptr[1] != literals[i].text.ptr[1])
+            continue;
+        got = match(text, 0, literals[i].text);
         if (got == DS4_MARKER_FULL) {
             *out = (struct ds4_marker){.kind = literals[i].kind, .len = literals[i].text.len};
             return got;
@@ -266,7 +270,7 @@ static bool hopeless(struct ds4_str text)
 {
     /* think, tool_calls, invoke, parameter, calls, function_calls, DSML, the bars */
     static const char first[] = {'t', 'i', 'p', 'c', 'f', 'D', '|', '\xef', '\xe2'};
-    size_t at = text.len > 1 && text.ptr[1] == '/' ? 2 : 1;
+    size_t at = text.ptr[1] == '/' ? 2 : 1;
 
     return at < text.len && memchr(first, text.ptr[at], sizeof(first)) == NULL;
 }
@@ -277,13 +281,13 @@ enum ds4_marker_status ds4_marker_scan(struct ds4_str text, const struct ds4_mar
     enum ds4_marker_status best, got;
     bool closing;
 
+    if (text.len == 1) /* what ends a token of source code more often than not */
+        return DS4_MARKER_PARTIAL;
     if (hopeless(text))
         return DS4_MARKER_NONE;
     best = match_literal(text, out);
     if (best == DS4_MARKER_FULL || !rules->dsml)
         return best;
-    if (text.len == 1)
-        return DS4_MARKER_PARTIAL;
     closing = text.ptr[1] == '/';
 
     *out = (struct ds4_marker){0};

@@ -61,12 +61,14 @@ static void track_lines(struct ds4_channel *ch, struct ds4_str text)
 
 static bool has_pseudo_tag(struct ds4_str text)
 {
-    static const struct ds4_str tags[] = {
-        {"<bash", 5}, {"<call ", 6}, {"<thinking>", 10}, {"DSML", 4}};
-
-    for (size_t i = 0; i < sizeof(tags) / sizeof(tags[0]); i++)
-        if (ds4_str_find(text, tags[i], 0) != DS4_STR_NONE)
+    for (; text.len > 3; text = ds4_str_skip(text, 1)) {
+        if (text.ptr[0] == '<' &&
+            (ds4_str_starts(text, DS4_STR("<bash")) || ds4_str_starts(text, DS4_STR("<call ")) ||
+             ds4_str_starts(text, DS4_STR("<thinking>"))))
             return true;
+        if (text.ptr[0] == 'D' && ds4_str_starts(text, DS4_STR("DSML")))
+            return true;
+    }
     return false;
 }
 
