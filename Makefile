@@ -277,6 +277,7 @@ build/clients/installed: tests/clients/package-lock.json tests/clients/install.s
 soak: $(BINS) $(BUILD)/tests/unit/test_stream ## streams for SOAK_SECONDS, each stage killed 20 times under load, 200,000 mutated outputs
 	$(BUILD)/tests/unit/test_stream 200000
 	python3 tests/e2e/test_streams.py --config $(CONFIG) --seconds $(SOAK_SECONDS)
+	python3 tests/e2e/test_churn.py --config $(CONFIG) --seconds 600
 	python3 tests/e2e/test_service.py Kills --config $(CONFIG) --seconds $(SOAK_SECONDS)
 
 fuzz: $(FUZZERS) ## run each fuzzer FUZZ_SECONDS
