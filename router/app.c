@@ -25,6 +25,7 @@
 #include "router/text/bpe.h"
 #include "router/text/vocab_load.h"
 #include "router/tool_memory.h"
+#include "router/turn_memory.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -58,6 +59,7 @@ struct ds4_app {
     struct ds4_bpe *bpe;
     struct ds4_recovery recovery;
     struct ds4_tool_memory *tool_memory;
+    struct ds4_turn_memory *turn_memory;
     struct ds4_metrics *metrics;
     struct ds4_bus *bus;
     struct ds4_sched *sched;
@@ -291,7 +293,8 @@ static int open_memory(struct ds4_app *app, struct ds4_err *err)
     if (!app->config->prompt.reasoning_memory)
         return 0;
     app->tool_memory = ds4_tool_memory_new(DS4_TOOL_MEMORY_TURNS, DS4_TOOL_MEMORY_BYTES, err);
-    return app->tool_memory == NULL ? -1 : 0;
+    app->turn_memory = app->tool_memory == NULL ? NULL : ds4_turn_memory_new(err);
+    return app->turn_memory == NULL ? -1 : 0;
 }
 
 static int open_server(struct ds4_app *app, struct ds4_err *err)
@@ -322,6 +325,7 @@ static int open_server(struct ds4_app *app, struct ds4_err *err)
     app->api.bpe = app->bpe;
     app->api.recovery = &app->recovery;
     app->api.tool_memory = app->tool_memory;
+    app->api.turn_memory = app->turn_memory;
     app->api.cluster = app->cluster;
     app->api.sched = app->sched;
     app->api.metrics = app->metrics;
@@ -579,6 +583,7 @@ void ds4_app_close(struct ds4_app *app)
     ds4_text_store_free(app->api.reasoning);
     ds4_metrics_free(app->metrics);
     ds4_tool_memory_free(app->tool_memory);
+    ds4_turn_memory_free(app->turn_memory);
     ds4_recovery_deinit(&app->recovery);
     ds4_bpe_free(app->bpe);
     ds4_vocab_free(app->vocab);

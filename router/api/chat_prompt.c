@@ -7,6 +7,7 @@
 #include "common/clock.h"
 #include "common/metrics.h"
 #include "router/api/remember.h"
+#include "router/turn_memory.h"
 
 #define DS4_PROMPT_BYTES ((size_t)128 << 20)
 
@@ -46,7 +47,9 @@ int ds4_chat_prompt_render(const struct ds4_api_context *context, struct ds4_are
     prompt->conversation.chat.escape_param_close = config->prompt.escape_param_close;
     if (ds4_remember_restore(context, arena, prompt, &err) != 0 ||
         ds4_normalise(&prompt->conversation, &prompt->effort, arena, &err) != 0 ||
-        ds4_template_render(&prompt->conversation.chat, arena, &prompt->prompt, &err) != 0)
+        ds4_template_render(&prompt->conversation.chat, arena, &prompt->prompt, &err) != 0 ||
+        (context->turn_memory != NULL &&
+         ds4_turn_memory_restore(context->turn_memory, &prompt->prompt, &err) < 0))
         return ds4_api_fail_err(error, "messages", &err);
     rendered_ns = ds4_clock_ns();
     if (ds4_prompt_encode(&prompt->prompt, context->bpe, config->prompt.content_specials,

@@ -16,6 +16,7 @@ struct ds4_vocab;
 struct ds4_bpe;
 struct ds4_recovery;
 struct ds4_tool_memory;
+struct ds4_turn_memory;
 
 struct ds4_stats;
 struct ds4_answer;
@@ -33,6 +34,7 @@ struct ds4_api_context {
     const struct ds4_vocab *vocab;
     struct ds4_bpe *bpe;                 /* the loop thread's encoder */
     struct ds4_tool_memory *tool_memory; /* NULL = off */
+    struct ds4_turn_memory *turn_memory; /* NULL = off */
     const struct ds4_recovery *recovery; /* from repetition */
     struct ds4_cluster *cluster;
     struct ds4_sched *sched;

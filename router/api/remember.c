@@ -7,7 +7,9 @@
 
 #include "common/clock.h"
 #include "common/metrics.h"
+#include "router/text/bpe.h"
 #include "router/text/detok.h"
+#include "router/turn_memory.h"
 
 #include <stdlib.h>
 
@@ -39,6 +41,20 @@ static void set_exact(const struct ds4_choice *choice, struct ds4_buf *text,
     };
 }
 
+/* Sampled in other tokens than its text is read in: the text alone would not find the cached rows. */
+static void remember_tokens(const struct ds4_choice *choice, const struct ds4_exact_turn *exact)
+{
+    const struct ds4_api_context *context = choice->answer->context;
+    struct ds4_ids ids = {0};
+
+    if (context->turn_memory != NULL && exact->n_id > 0 &&
+        ds4_bpe_encode(context->bpe, exact->text, DS4_BPE_SPECIAL, &ids, NULL) == 0 &&
+        (ids.len != (size_t)exact->n_id ||
+         memcmp(ids.ptr, exact->id, ids.len * sizeof(*ids.ptr)) != 0))
+        ds4_turn_memory_put(context->turn_memory, exact->text, exact->id, exact->n_id);
+    DS4_VEC_DEINIT(&ids);
+}
+
 void ds4_remember_turn(const struct ds4_choice *choice)
 {
     const struct ds4_api_context *context = choice->answer->context;
@@ -50,11 +66,15 @@ void ds4_remember_turn(const struct ds4_choice *choice)
     struct ds4_tool_call *calls;
     struct ds4_buf text;
 
-    if (context->tool_memory == NULL || turn.n_call == 0)
+    ds4_buf_init(&text, DS4_TURN_TEXT_BYTES);
+    set_exact(choice, &text, &turn);
+    remember_tokens(choice, &turn.exact);
+    calls = context->tool_memory == NULL || turn.n_call == 0 ? NULL
+                                                             : calloc(turn.n_call, sizeof(*calls));
+    if (calls == NULL) { /* a turn not remembered is no failure of the answer */
+        ds4_buf_deinit(&text);
         return;
-    calls = calloc(turn.n_call, sizeof(*calls));
-    if (calls == NULL)
-        return; /* a turn not remembered is no failure of the answer */
+    }
     for (size_t c = 0; c < turn.n_call; c++)
         calls[c] = (struct ds4_tool_call){
             .id = ds4_str_view(choice->calls.ptr[c].id),
@@ -62,8 +82,6 @@ void ds4_remember_turn(const struct ds4_choice *choice)
             .arguments = ds4_buf_view(&choice->calls.ptr[c].arguments),
         };
     turn.calls = calls;
-    ds4_buf_init(&text, DS4_TURN_TEXT_BYTES);
-    set_exact(choice, &text, &turn);
     ds4_tool_memory_put(context->tool_memory, &turn, ds4_clock_ns());
     ds4_buf_deinit(&text);
     free(calls);

@@ -47,6 +47,63 @@ void ds4_prompt_exact(struct ds4_prompt *prompt, struct ds4_str text, const int3
         prompt->failed = true;
 }
 
+bool ds4_prompt_is_exact(const struct ds4_prompt *prompt, size_t start)
+{
+    for (size_t e = 0; e < prompt->exact.len; e++)
+        if (prompt->exact.ptr[e].start <= start && start < prompt->exact.ptr[e].end)
+            return true;
+    return false;
+}
+
+/* Literals end where [start, end) begins and go on where it ends. */
+static int cut_literals(struct ds4_prompt *prompt, size_t start, size_t end)
+{
+    size_t n = 0;
+
+    /* One span can become two: the room for it first. */
+    if (DS4_VEC_RESERVE(&prompt->literals, prompt->literals.len + 1) != 0)
+        return -1;
+    for (size_t i = 0; i < prompt->literals.len; i++) {
+        struct ds4_bpe_span span = prompt->literals.ptr[i];
+
+        if (span.end <= start || span.start >= end) {
+            prompt->literals.ptr[n++] = span;
+            continue;
+        }
+        if (span.start < start && span.end > end) {
+            memmove(&prompt->literals.ptr[i + 2], &prompt->literals.ptr[i + 1],
+                    (prompt->literals.len - i - 1) * sizeof(span));
+            prompt->literals.ptr[i] = (struct ds4_bpe_span){span.start, start};
+            prompt->literals.ptr[i + 1] = (struct ds4_bpe_span){end, span.end};
+            prompt->literals.len++;
+            return 0;
+        }
+        if (span.start < start)
+            prompt->literals.ptr[n++] = (struct ds4_bpe_span){span.start, start};
+        else if (span.end > end)
+            prompt->literals.ptr[n++] = (struct ds4_bpe_span){end, span.end};
+    }
+    prompt->literals.len = n;
+    return 0;
+}
+
+int ds4_prompt_set_exact(struct ds4_prompt *prompt, size_t start, size_t end, const int32_t *id,
+                         int32_t n_id, struct ds4_err *err)
+{
+    size_t at = 0;
+
+    if (DS4_VEC_RESERVE(&prompt->exact, prompt->exact.len + 1) != 0 ||
+        cut_literals(prompt, start, end) != 0)
+        return ds4_fail(err, DS4_E_NOMEM, "no memory for the parts of the prompt");
+    while (at < prompt->exact.len && prompt->exact.ptr[at].start < start)
+        at++;
+    memmove(&prompt->exact.ptr[at + 1], &prompt->exact.ptr[at],
+            (prompt->exact.len - at) * sizeof(*prompt->exact.ptr));
+    prompt->exact.ptr[at] = (struct ds4_prompt_exact){start, end, id, n_id};
+    prompt->exact.len++;
+    return 0;
+}
+
 void ds4_prompt_json(struct ds4_prompt *prompt, const struct ds4_jt_node *node)
 {
     (void)ds4_jt_dump(node, &prompt->text); /* a failed append sticks in the buffer */

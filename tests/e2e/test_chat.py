@@ -168,6 +168,24 @@ class Stages:
 class OneStage(Stages, unittest.TestCase):
     stages = 1
 
+    def test_a_turn_sampled_in_other_tokens_than_its_text_is_read_in_still_hits(self):
+        single = self.rig.post("/tokenize", {"content": "e"})[1]["tokens"]
+        self.assertNotEqual(self.rig.post("/tokenize", {"content": "eeee"})[1]["tokens"], single * 4)
+        messages = [{"role": "user", "content": "Hello"}]
+        plain = {"temperature": 0, "chat_template_kwargs": {"thinking": False}}
+        bias = {str(single[0]): 30, "1": 10}  # "e" until its penalty is high enough, then the end
+        status, first = self.rig.post(CHAT, dict(plain, messages=messages, max_tokens=100,
+                                                 logit_bias=bias, frequency_penalty=2))
+        self.assertEqual(status, 200, first)
+        said, n = first["choices"][0]["message"]["content"], first["usage"]["completion_tokens"]
+        self.assertEqual(said, "e" * (n - 1))
+        self.assertGreater(n, 4)
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Again"}]
+        status, second = self.rig.post(CHAT, dict(plain, messages=messages, max_tokens=4))
+        self.assertEqual(status, 200, second)
+        self.assertEqual(second["usage"]["prompt_tokens_details"]["cached_tokens"],
+                         first["usage"]["prompt_tokens"] + n - 1)
+
     def test_same_seed_gives_the_same_text(self):
         body = body_of("fox", temperature=1.0, seed=7)
         texts = [self.rig.post("/v1/chat/completions", body)[1]["choices"][0]["message"]

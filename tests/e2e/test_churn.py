@@ -71,7 +71,7 @@ class Churn(unittest.TestCase):
         rng = random.Random(11)
         n, cap = (1200, 340) if self.whole else (60, 30)
         low, high = (30, 90) if self.whole else (10, 25)
-        words = 33 if self.whole else 12
+        words = 27 if self.whole else 12
         lines, times, settled = [], {"shallow": [], "deep": []}, None
 
         def line():
