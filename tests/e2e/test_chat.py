@@ -174,14 +174,14 @@ class OneStage(Stages, unittest.TestCase):
         messages = [{"role": "user", "content": "Hello"}]
         plain = {"temperature": 0, "chat_template_kwargs": {"thinking": False}}
         bias = {str(single[0]): 30, "1": 10}  # "e" until its penalty is high enough, then the end
-        status, first = self.rig.post(CHAT, dict(plain, messages=messages, max_tokens=100,
+        status, first = self.rig.post("/v1/chat/completions", dict(plain, messages=messages, max_tokens=100,
                                                  logit_bias=bias, frequency_penalty=2))
         self.assertEqual(status, 200, first)
         said, n = first["choices"][0]["message"]["content"], first["usage"]["completion_tokens"]
         self.assertEqual(said, "e" * (n - 1))
         self.assertGreater(n, 4)
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Again"}]
-        status, second = self.rig.post(CHAT, dict(plain, messages=messages, max_tokens=4))
+        status, second = self.rig.post("/v1/chat/completions", dict(plain, messages=messages, max_tokens=4))
         self.assertEqual(status, 200, second)
         self.assertEqual(second["usage"]["prompt_tokens_details"]["cached_tokens"],
                          first["usage"]["prompt_tokens"] + n - 1)
