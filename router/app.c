@@ -216,6 +216,10 @@ static void add_boundaries(const struct ds4_app *app, struct ds4_sched_config *s
 static int open_engine(struct ds4_app *app, struct ds4_err *err)
 {
     const struct ds4_config *c = app->config;
+    struct ds4_bus_config bus = {.endpoint_dir = c->cluster.endpoint_dir,
+                                 .endpoint = c->cluster.steps_endpoint,
+                                 .curve_dir = c->cluster.curve_dir,
+                                 .metrics = app->metrics};
     struct ds4_sched_config sched = {
         .max_seqs = c->sched.max_seqs,
         .default_max_new = c->sched.default_max_new,
@@ -257,7 +261,7 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
         return -1;
     if (kept > cluster.first_generation)
         cluster.first_generation = kept;
-    app->bus = ds4_bus_open(&app->loop, c->cluster.endpoint_dir, app->metrics, err);
+    app->bus = ds4_bus_open(&app->loop, &bus, err);
     if (app->bus == NULL)
         return -1;
     sched_port = ds4_bus_sched_port(app->bus);

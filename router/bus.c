@@ -15,6 +15,7 @@
 #include "common/metrics.h"
 #include "proto/codec.h"
 #include "proto/frame.h"
+#include "router/bus_auth.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -48,6 +49,7 @@ struct ds4_bus {
     struct ds4_metrics *metrics;
     void *context;
     void *socket;
+    struct ds4_bus_auth *auth; /* NULL with ipc */
     int lock_fd;
     int32_t n_open_handles;
     uv_poll_t poll;
@@ -479,13 +481,38 @@ static int take_lock(struct ds4_bus *bus, const char *dir, struct ds4_err *err)
     return 0;
 }
 
-static int bind_socket(struct ds4_bus *bus, const char *dir, struct ds4_err *err)
+static int choose_endpoint(const struct ds4_bus_config *config, char *endpoint, size_t cap,
+                           struct ds4_err *err)
+{
+    int n = config->endpoint == NULL || config->endpoint[0] == '\0'
+                ? snprintf(endpoint, cap, "ipc://%s/router.sock", config->endpoint_dir)
+                : snprintf(endpoint, cap, "%s", config->endpoint);
+
+    return (size_t)n < cap
+               ? 0
+               : ds4_fail(err, DS4_E_INVALID, "the endpoint is longer than %zu bytes", cap - 1);
+}
+
+static int demand_keys(struct ds4_bus *bus, const struct ds4_bus_config *config,
+                       const char *endpoint, struct ds4_err *err)
+{
+    if (strncmp(endpoint, "ipc://", strlen("ipc://")) == 0)
+        return 0;
+    if (config->curve_dir == NULL || config->curve_dir[0] == '\0')
+        return ds4_fail(err, DS4_E_INVALID, "endpoint %s needs CURVE keys", endpoint);
+    bus->auth = ds4_bus_auth_start(bus->context, bus->socket, config->curve_dir, err);
+    return bus->auth == NULL ? -1 : 0;
+}
+
+static int bind_socket(struct ds4_bus *bus, const struct ds4_bus_config *config,
+                       struct ds4_err *err)
 {
     const int on = 1, unlimited = 0, linger = DS4_BUS_LINGER_MS;
     const int64_t max_bytes = (int64_t)DS4_MAX_FRAME_BYTES;
-    char endpoint[256];
+    char endpoint[512];
 
-    snprintf(endpoint, sizeof(endpoint), "ipc://%s/router.sock", dir);
+    if (choose_endpoint(config, endpoint, sizeof(endpoint), err) != 0)
+        return -1;
     bus->context = zmq_ctx_new();
     bus->socket = bus->context == NULL ? NULL : zmq_socket(bus->context, ZMQ_ROUTER);
     /* MANDATORY: sending to a worker that is gone is an error, not silence.  HANDOVER: a worker
@@ -497,8 +524,11 @@ static int bind_socket(struct ds4_bus *bus, const char *dir, struct ds4_err *err
         zmq_setsockopt(bus->socket, ZMQ_SNDHWM, &unlimited, sizeof(unlimited)) != 0 ||
         zmq_setsockopt(bus->socket, ZMQ_RCVHWM, &unlimited, sizeof(unlimited)) != 0 ||
         zmq_setsockopt(bus->socket, ZMQ_LINGER, &linger, sizeof(linger)) != 0 ||
-        zmq_setsockopt(bus->socket, ZMQ_MAXMSGSIZE, &max_bytes, sizeof(max_bytes)) != 0 ||
-        zmq_bind(bus->socket, endpoint) != 0)
+        zmq_setsockopt(bus->socket, ZMQ_MAXMSGSIZE, &max_bytes, sizeof(max_bytes)) != 0)
+        return ds4_fail(err, DS4_E_IO, "no socket for %s: %s", endpoint, zmq_strerror(errno));
+    if (demand_keys(bus, config, endpoint, err) != 0)
+        return -1;
+    if (zmq_bind(bus->socket, endpoint) != 0)
         return ds4_fail(err, DS4_E_IO, "could not bind %s: %s", endpoint, zmq_strerror(errno));
     return 0;
 }
@@ -527,8 +557,8 @@ static int start_handles(struct ds4_bus *bus, uv_loop_t *loop, struct ds4_err *e
     return rc == 0 ? 0 : ds4_fail(err, DS4_E_IO, "could not start: %s", uv_strerror(rc));
 }
 
-struct ds4_bus *ds4_bus_open(struct uv_loop_s *loop, const char *endpoint_dir,
-                             struct ds4_metrics *metrics, struct ds4_err *err)
+struct ds4_bus *ds4_bus_open(struct uv_loop_s *loop, const struct ds4_bus_config *config,
+                             struct ds4_err *err)
 {
     struct ds4_bus *bus = calloc(1, sizeof(*bus));
 
@@ -536,12 +566,13 @@ struct ds4_bus *ds4_bus_open(struct uv_loop_s *loop, const char *endpoint_dir,
         ds4_fail(err, DS4_E_NOMEM, "no memory for the bus");
         return NULL;
     }
-    bus->metrics = metrics;
+    bus->metrics = config->metrics;
     bus->lock_fd = -1;
     ds4_arena_init(&bus->arena, DS4_CODEC_ARENA_BYTES);
     ds4_buf_init(&bus->out, DS4_MAX_FRAME_BYTES);
-    if (make_folder(endpoint_dir, err) != 0 || take_lock(bus, endpoint_dir, err) != 0 ||
-        bind_socket(bus, endpoint_dir, err) != 0 || start_handles(bus, loop, err) != 0) {
+    if (make_folder(config->endpoint_dir, err) != 0 ||
+        take_lock(bus, config->endpoint_dir, err) != 0 || bind_socket(bus, config, err) != 0 ||
+        start_handles(bus, loop, err) != 0) {
         ds4_bus_close(bus);
         return NULL;
     }
@@ -558,8 +589,13 @@ static void free_bus(struct ds4_bus *bus)
     /* The fd is the socket's: uv must have let go of it before it is closed. */
     if (bus->socket != NULL)
         zmq_close(bus->socket);
-    if (bus->context != NULL)
+    if (bus->context != NULL) {
+        if (bus->auth != NULL) {
+            zmq_ctx_shutdown(bus->context);
+            ds4_bus_auth_free(bus->auth);
+        }
         zmq_ctx_term(bus->context);
+    }
     if (bus->lock_fd >= 0)
         close(bus->lock_fd);
     ds4_buf_deinit(&bus->out);

@@ -1,6 +1,7 @@
 /* The router's end of the wire (steps 6 and 12): one ZeroMQ ROUTER socket driven from the uv loop.
  *
- *   <endpoint_dir>/router.sock   ipc; the folder belongs to us alone (mode 0700)
+ *   <endpoint_dir>/router.sock   ipc; the folder belongs to us alone (mode 0700), unless an endpoint
+ *                                is given: tcp for workers on other hosts, by key (bus_auth.h)
  *   <endpoint_dir>/router.lock   held while a router runs: two would steal each other's workers
  *
  * Workers are DEALERs named "stage-<N>-<boot id in hex>"; the name is checked against what they say.
@@ -18,10 +19,16 @@ struct ds4_bus;
 struct uv_loop_s;
 
 /* Creates the folder if needed and binds.  NULL with DS4_E_BUSY (another router holds the lock),
- * DS4_E_INVALID (a folder that others can enter, a path too long), DS4_E_IO.  `loop` is borrowed and must
+ * DS4_E_INVALID (a folder that others can enter, a path too long, keys), DS4_E_IO.  `loop` is borrowed and must
  * outlive the bus; metrics may be NULL. */
-struct ds4_bus *ds4_bus_open(struct uv_loop_s *loop, const char *endpoint_dir,
-                             struct ds4_metrics *metrics, struct ds4_err *err);
+struct ds4_bus_config {
+    const char *endpoint_dir;
+    const char *endpoint;  /* "" or NULL = ipc in endpoint_dir */
+    const char *curve_dir; /* of the keys; required with an endpoint that is not ipc */
+    struct ds4_metrics *metrics;
+};
+struct ds4_bus *ds4_bus_open(struct uv_loop_s *loop, const struct ds4_bus_config *config,
+                             struct ds4_err *err);
 
 /* Where scheduler and cluster send; both ports point to the bus. */
 struct ds4_sched_port ds4_bus_sched_port(struct ds4_bus *bus);

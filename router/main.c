@@ -4,6 +4,7 @@
 #include "common/log.h"
 #include "common/service.h"
 #include "router/app.h"
+#include "router/bus_auth.h"
 
 #include <argp.h>
 #include <errno.h>
@@ -19,15 +20,17 @@ struct arguments {
     const char *log_level;
     bool check_config;
     bool print_config;
+    const char *keys_dir;
 };
 
-enum { OPTION_CHECK = 256, OPTION_PRINT };
+enum { OPTION_CHECK = 256, OPTION_PRINT, OPTION_KEYS };
 
 static const struct argp_option options[] = {
     {"config", 'c', "FILE", 0, "settings file (default /etc/ds4/ds4.conf if it exists)", 0},
     {"log-level", 'l', "LEVEL", 0, "error, warn, info or debug; wins over log.level", 0},
     {"check-config", OPTION_CHECK, NULL, 0, "check the settings and leave", 0},
     {"print-config", OPTION_PRINT, NULL, 0, "print the settings in effect and leave", 0},
+    {"make-keys", OPTION_KEYS, "DIR", 0, "write the keys of a tcp endpoint into DIR and leave", 0},
     {0},
 };
 
@@ -47,6 +50,9 @@ static error_t on_option(int key, char *arg, struct argp_state *state)
         return 0;
     case OPTION_PRINT:
         a->print_config = true;
+        return 0;
+    case OPTION_KEYS:
+        a->keys_dir = arg;
         return 0;
     case ARGP_KEY_ARG:
         argp_error(state, "unexpected argument \"%s\"", arg);
@@ -107,6 +113,14 @@ static int serve(struct arguments *a, struct ds4_config *config, struct ds4_err 
     return code;
 }
 
+static int make_keys(const char *dir, struct ds4_err *err)
+{
+    if (ds4_bus_auth_make_keys(dir, err) == 0)
+        return DS4_EXIT_OK;
+    ds4_log(DS4_LOG_ERROR, "router.keys", "error=\"%s\"", err->msg);
+    return DS4_EXIT_CONFIG;
+}
+
 int main(int argc, char **argv)
 {
     static const struct argp argp = {
@@ -120,7 +134,9 @@ int main(int argc, char **argv)
     ds4_log_set_name("router");
     if (argp_parse(&argp, argc, argv, 0, NULL, &a) != 0)
         return DS4_EXIT_CONFIG;
-    if (ds4_fault_init(DS4_FAULT_ROUTER, &err) != 0 || load(&a, &config, &err) != 0) {
+    if (a.keys_dir != NULL) {
+        code = make_keys(a.keys_dir, &err);
+    } else if (ds4_fault_init(DS4_FAULT_ROUTER, &err) != 0 || load(&a, &config, &err) != 0) {
         ds4_log(DS4_LOG_ERROR, "router.settings", "error=\"%s\"", err.msg);
     } else {
         ds4_log_set_level((enum ds4_log_level)config.log.level);

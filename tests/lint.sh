@@ -68,7 +68,7 @@ includes() {
             if (header ~ /^protobuf-c|ds4\.pb-c\.h/) return file ~ /^proto\/codec/
             if (header ~ /^(cuda|cublas)/) return file ~ /^kernels\/cuda\//
             if (header ~ /^(h2o|uv)/) return file ~ /^router\/[a-z0-9_]*\.[ch]$/
-            if (header ~ /^zmq/) return file == "router/bus.c" || file == "worker/bus.c"
+            if (header ~ /^zmq/) return file ~ /^router\/bus(_auth)?\.c$/ || file == "worker/bus.c"
             if (header ~ /^utf8proc/) return file ~ /^router\/text\//
             if (header ~ /^nccl/) return file == "worker/pipe_nccl.c"
             if (header ~ /^zstd/) return file == "worker/kv_store.c"

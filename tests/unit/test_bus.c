@@ -192,7 +192,7 @@ static void open_all(struct fixture *f)
     *f = (struct fixture){.dir = "/tmp/ds4-test-bus-XXXXXX"};
     assert_non_null(mkdtemp(f->dir));
     assert_int_equal(uv_loop_init(&f->loop), 0);
-    f->bus = ds4_bus_open(&f->loop, f->dir, NULL, &err);
+    f->bus = ds4_bus_open(&f->loop, &(struct ds4_bus_config){.endpoint_dir = f->dir}, &err);
     assert_string_equal(err.msg, "");
     assert_non_null(f->bus);
     sched_port = ds4_bus_sched_port(f->bus);
@@ -315,15 +315,15 @@ static void a_folder_is_served_by_one_router_and_closed_to_others(void **state)
 
     (void)state;
     open_all(&f);
-    assert_null(ds4_bus_open(&f.loop, f.dir, NULL, &err));
+    assert_null(ds4_bus_open(&f.loop, &(struct ds4_bus_config){.endpoint_dir = f.dir}, &err));
     assert_int_equal(err.code, DS4_E_BUSY);
     assert_non_null(mkdtemp(open_dir));
     assert_int_equal(chmod(open_dir, 0755), 0);
-    assert_null(ds4_bus_open(&f.loop, open_dir, NULL, &err));
+    assert_null(ds4_bus_open(&f.loop, &(struct ds4_bus_config){.endpoint_dir = open_dir}, &err));
     assert_int_equal(err.code, DS4_E_INVALID);
     assert_int_equal(rmdir(open_dir), 0);
     memset(long_dir + 5, 'x', sizeof(long_dir) - 6);
-    assert_null(ds4_bus_open(&f.loop, long_dir, NULL, &err));
+    assert_null(ds4_bus_open(&f.loop, &(struct ds4_bus_config){.endpoint_dir = long_dir}, &err));
     assert_int_equal(err.code, DS4_E_INVALID);
     assert_int_equal(rmdir(long_dir), 0);
     close_all(&f);
