@@ -16,6 +16,7 @@
 #define DS4_RETRY_LOADING_MS 10000
 #define DS4_RETRY_AWAY_MS    120000
 #define DS4_RETRY_SOON_MS    5000
+#define DS4_PROBE_IS_BRAKE   3 /* struct ds4_health.probe */
 
 const char *ds4_cluster_state_text(enum ds4_cluster_state state)
 {
@@ -131,6 +132,12 @@ static void view_degraded(const struct ds4_cluster *c, int64_t now_ns,
         if (c->worker[s].health.state == DS4_WORKER_DRAINING) {
             view->state = DS4_CLUSTER_DEGRADED;
             snprintf(text, sizeof(text), "stage %d is leaving", s);
+            add_reason(view, text);
+        }
+    for (int32_t s = 0; s < c->config.n_stage; s++)
+        if (c->worker[s].health.probe == DS4_PROBE_IS_BRAKE) {
+            view->state = DS4_CLUSTER_DEGRADED;
+            snprintf(text, sizeof(text), "stage %d runs with its power brake on", s);
             add_reason(view, text);
         }
     if (c->canary == NULL)

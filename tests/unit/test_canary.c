@@ -27,6 +27,7 @@ struct world {
     int32_t n_lie; /* so many tokens of the canary come back changed */
     bool frozen;   /* steps are not executed */
     int32_t n_stop, n_drain;
+    int32_t probe; /* what the worker found its device to be */
 };
 
 static int on_welcome(void *owner, const struct ds4_peer *to)
@@ -87,7 +88,8 @@ static void turn(struct world *w, int64_t ms)
                             .state = w->n_drain > 0       ? DS4_WORKER_DRAINING
                                      : w->generation == 0 ? DS4_WORKER_IDLE
                                                           : DS4_WORKER_READY,
-                            .step_no = -1};
+                            .step_no = -1,
+                            .probe = w->probe};
     ds4_cluster_health(w->cluster, &w->peer, &h, w->rig.now_ns);
     ds4_cluster_tick(w->cluster, w->rig.now_ns);
     if (w->generation != 0)
@@ -256,6 +258,23 @@ static void an_answer_given_by_the_settings_is_the_known_one(void **state)
     end(&w);
 }
 
+static void a_card_on_its_power_brake_degrades(void **state)
+{
+    struct world w;
+
+    (void)state;
+    start(&w);
+    w.probe = 2; /* locked by its maker: that is how it is */
+    idle(&w, 2);
+    assert_int_equal(look(&w)->state, DS4_CLUSTER_READY);
+    w.probe = 3;
+    idle(&w, 2);
+    assert_int_equal(look(&w)->state, DS4_CLUSTER_DEGRADED);
+    assert_true(look(&w)->ready);
+    assert_string_equal(look(&w)->reasons[0], "stage 0 runs with its power brake on");
+    end(&w);
+}
+
 static void it_is_not_counted_and_evicts_nothing(void **state)
 {
     struct ds4_rig_client *a, *b;
@@ -399,6 +418,7 @@ int main(void)
         cmocka_unit_test(one_wrong_answer_is_asked_again_and_two_degrade),
         cmocka_unit_test(a_fatal_canary_ends_the_generation_once_a_minute_at_most),
         cmocka_unit_test(an_answer_given_by_the_settings_is_the_known_one),
+        cmocka_unit_test(a_card_on_its_power_brake_degrades),
         cmocka_unit_test(it_is_not_counted_and_evicts_nothing),
         cmocka_unit_test(under_load_it_gets_the_next_place_that_is_free),
         cmocka_unit_test(a_planned_restart_waits_for_what_runs_and_holds_the_queue),
