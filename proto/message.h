@@ -192,7 +192,8 @@ struct ds4_token_entry {
 
 /* Every stage but the last answers every step with one of these, after its operations and cache writes
  * (POINT_SAVE included); the last stage's answer is ds4_tokens_out.  A step is done on all stages when
- * both have come from all: only then may anything outside the steps' order rely on it. */
+ * both have come from all: only then may anything outside the steps' order rely on it.  (A GPU may still
+ * have the work queued: whatever that stage is told later runs behind it.) */
 struct ds4_step_done {
     uint32_t generation;
     int64_t step_no;

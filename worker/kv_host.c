@@ -1,7 +1,7 @@
 /* Units of host memory (see kv_host.h).
  *
- * A free list through an index table: taking and giving touch n_unit integers and no memory of the arena,
- * so a unit that was never used costs no physical page.  Upstream servers grow such pools on demand and
+ * A free list through an index table: taking and giving touch n_unit integers and no memory of the arena;
+ * a unit that was never used costs no physical page, nor does its place in the table.  Upstream servers grow such pools on demand and
  * then write where growing had failed; here the size is fixed and the count is the proof.
  *
  * Invariant: every unit is in exactly one chain; n_used counts those of blobs. */
@@ -47,12 +47,22 @@ void ds4_kv_host_reset(struct ds4_kv_host *host, int64_t budget_bytes)
     int64_t n_limit = budget_bytes / (int64_t)host->unit_bytes;
 
     pthread_mutex_lock(&host->lock);
-    for (int32_t u = 0; u < host->n_unit; u++)
-        host->next[u] = u + 1 < host->n_unit ? u + 1 : -1;
-    host->first_free = host->n_unit > 0 ? 0 : -1;
+    host->first_free = -1;
+    host->n_fresh = 0;
     host->n_used = 0;
     host->n_limit = n_limit < host->n_unit ? (int32_t)n_limit : host->n_unit;
     pthread_mutex_unlock(&host->lock);
+}
+
+/* There is one: n_fresh - n_used units are in the free chain, and n_used < n_unit. */
+static int32_t pop_unit(struct ds4_kv_host *host)
+{
+    int32_t u = host->first_free;
+
+    if (u < 0)
+        return host->n_fresh++;
+    host->first_free = host->next[u];
+    return u;
 }
 
 int ds4_kv_host_take(struct ds4_kv_host *host, size_t bytes, struct ds4_kv_blob *blob,
@@ -72,11 +82,12 @@ int ds4_kv_host_take(struct ds4_kv_host *host, size_t bytes, struct ds4_kv_blob 
                         "%zu bytes of host memory are %d units of %zu, the budget has %d left",
                         bytes, n_unit, host->unit_bytes, n_free);
     }
-    *blob = (struct ds4_kv_blob){host->first_free, n_unit, bytes};
-    last = host->first_free;
-    for (int32_t u = 1; u < n_unit; u++)
+    last = pop_unit(host);
+    *blob = (struct ds4_kv_blob){last, n_unit, bytes};
+    for (int32_t u = 1; u < n_unit; u++) {
+        host->next[last] = pop_unit(host);
         last = host->next[last];
-    host->first_free = host->next[last];
+    }
     host->next[last] = -1;
     host->n_used += n_unit;
     pthread_mutex_unlock(&host->lock);

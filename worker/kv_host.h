@@ -25,7 +25,8 @@ struct ds4_kv_host {
     int32_t n_unit;
     int32_t *next;        /* [n_unit], owned: chain of a blob, or of the free units */
     pthread_mutex_t lock; /* guards the members below, and `next` of free units */
-    int32_t first_free;   /* -1: none */
+    int32_t first_free;   /* of units that were used before; -1: none */
+    int32_t n_fresh;      /* units from there on were never used, nor was their `next` */
     int32_t n_used;
     int32_t n_limit; /* units of the generation's budget, <= n_unit */
 };

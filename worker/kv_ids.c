@@ -35,7 +35,8 @@ void ds4_kv_ids_deinit(struct ds4_kv_ids *ids)
 
 void ds4_kv_ids_clear(struct ds4_kv_ids *ids)
 {
-    memset(ids->at, 0, ((size_t)ids->mask + 1) * sizeof(*ids->at));
+    if (ids->n > 0) /* an empty table is all zero, and may never have been touched */
+        memset(ids->at, 0, ((size_t)ids->mask + 1) * sizeof(*ids->at));
     ids->n = 0;
 }
 

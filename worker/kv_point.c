@@ -86,9 +86,8 @@ void ds4_kv_store_reset(struct ds4_kv_store *store, int64_t budget_bytes)
 {
     ds4_kv_store_settle(store);
     ds4_kv_ids_clear(&store->ids);
-    store->n_free = store->host.n_unit;
-    for (int32_t i = 0; i < store->n_free; i++)
-        store->free_point[i] = store->n_free - 1 - i;
+    store->n_free = 0;
+    store->n_fresh = 0;
     ds4_kv_host_reset(&store->host, budget_bytes);
 }
 
@@ -192,12 +191,15 @@ int ds4_kv_point_adopt(struct ds4_kv_store *store, uint64_t id, int32_t pos,
 {
     int32_t i;
 
-    if (store->n_free == 0)
+    if (store->n_free == 0 && store->n_fresh == store->host.n_unit)
         return ds4_fail(err, DS4_E_NOMEM, "more than %d points", store->host.n_unit);
-    i = store->free_point[store->n_free - 1];
+    i = store->n_free > 0 ? store->free_point[store->n_free - 1] : store->n_fresh;
     if (ds4_kv_ids_put(&store->ids, id, i, err) != 0)
         return ds4_err_wrap(err, "point");
-    store->n_free--;
+    if (store->n_free > 0)
+        store->n_free--;
+    else
+        store->n_fresh++;
     store->point[i] = (struct ds4_kv_point){pos, *blob};
     memset(blob, 0, sizeof(*blob));
     return 0;

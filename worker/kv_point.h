@@ -33,8 +33,9 @@ struct ds4_kv_store {
     struct ds4_kv_host host;
     struct ds4_kv_ids ids;      /* id -> index into point */
     struct ds4_kv_point *point; /* [n_unit], owned */
-    int32_t *free_point;        /* stack of free indices, owned */
+    int32_t *free_point;        /* stack of indices that were used before, owned */
     int32_t n_free;
+    int32_t n_fresh;                /* indices from there on were never used */
     struct ds4_kv_section *section; /* [DS4_KV_POINT_SECTIONS * n_layer], owned scratch */
     bool in_flight;                 /* copies from or to host units are queued */
 };
