@@ -273,6 +273,27 @@ static void aliases_carry_vllms_labels_and_buckets(void **state)
     free(text);
 }
 
+static void numbers_are_written_whole_where_they_are(void **state)
+{
+    static const struct {
+        double value;
+        const char *text;
+    } cases[] = {
+        {0, " 0\n"},       {-12, " -12\n"},      {9007199254740991.0, " 9007199254740991\n"},
+        {0.25, " 0.25\n"}, {1e300, " 1e+300\n"}, {-0.5, " -0.5\n"}};
+    struct ds4_metrics *m = *state;
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char want[128], *text;
+
+        ds4_metric_set(m, DS4_M_QUEUE_DEPTH, cases[i].value, NULL);
+        text = render(m, DS4_METRICS_PROMETHEUS);
+        (void)snprintf(want, sizeof(want), "ds4_queue_depth{model=\"ds4-tiny\"}%s", cases[i].text);
+        assert_non_null(strstr(text, want));
+        free(text);
+    }
+}
+
 static void a_histogram_can_be_set_as_a_whole(void **state)
 {
     uint64_t bucket[DS4_METRIC_STEP_BUCKETS] = {
@@ -348,6 +369,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(the_process_is_measured, start, stop),
         cmocka_unit_test_setup_teardown(a_full_exposition_is_accepted_by_promtool, start, stop),
         cmocka_unit_test_setup_teardown(aliases_carry_vllms_labels_and_buckets, start, stop),
+        cmocka_unit_test_setup_teardown(numbers_are_written_whole_where_they_are, start, stop),
         cmocka_unit_test_setup_teardown(a_histogram_can_be_set_as_a_whole, start, stop),
         cmocka_unit_test_setup_teardown(openmetrics_differs_where_it_must, start, stop),
         cmocka_unit_test_setup_teardown(names_follow_the_conventions, start, stop),
