@@ -8,7 +8,8 @@
 #   NEWCOMER_KEEP=1        keep the roots, for a look
 #
 # Everything happens below one temporary folder in mount and network name spaces of its own, so nothing is
-# left mounted.  Services are run by tests/support/systemctl.py: a chroot has no systemd.  Blocks marked
+# left mounted.  Services are run by the root's own systemd, booted in name spaces, where the kernel lets
+# us; else, in the chroot, by tests/support/systemctl.py.  Blocks marked
 # `gpu` are left out, they need cards.  Prints wall, user and system seconds of each block; ends with "N passed, N failed".
 # shellcheck disable=SC2016  # what is in single quotes is for another shell
 set -u
@@ -65,9 +66,13 @@ mount_root() {
     mount -t tmpfs tmpfs "$1/dev/shm"
 }
 
-# in_root ROOT FOLDER SCRIPT: the script's text in a login shell's environment.
+# in_root ROOT FOLDER SCRIPT: the script's text in a login shell's environment.  `init` is the process of a
+# booted systemd, in whose name spaces the script then runs.
+init=
 in_root() {
-    chroot "$1" /usr/bin/env -i HOME=/root TERM=dumb LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
+    local enter=(chroot "$1")
+    [ -z "$init" ] || enter=(nsenter -t "$init" -m -u -i -n -p -C -r --wd=/)
+    "${enter[@]}" /usr/bin/env -i HOME=/root TERM=dumb LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
         PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
         bash -ec "cd '$2'"$'\n'"$3" </dev/null
 }
@@ -165,28 +170,144 @@ alone() {
     run_block README.md 2 'DONE'
     kill "$(pgrep -f deploy/demo.py)" # in this name space it is the only one
     wait $demo
+}
+
+# Without systemd: a stand-in of the same name, first in the path.
+stand_in() {
+    say "services by the stand-in for systemd"
+    ip link set lo up
+    mount_root "$work/one"
     install -D -m 755 "$top/tests/support/systemctl.py" "$work/one/usr/local/lib/ds4-stand-in/systemctl"
     install -m 644 "$top/tests/support/supervisor.py" "$work/one/usr/local/lib/ds4-stand-in/"
     ln -s /usr/local/lib/ds4-stand-in/systemctl "$work/one/usr/local/sbin/systemctl"
+    daily
+}
+
+# Becomes the root's systemd.  Name spaces are new; what they do not cover of the kernel (settings, modules,
+# clock, devices) is read-only or out of its capabilities.
+boot() {
+    local root=$work/one
+    mount --make-rprivate /
+    mount_root "$root"
+    mount --bind "$root/proc/sys" "$root/proc/sys"
+    mount -o remount,bind,ro "$root/proc/sys"
+    mount -t sysfs -o ro sysfs "$root/sys"
+    mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup" || exit 1
+    mount -t tmpfs -o mode=755 tmpfs "$root/run"
+    mount -t tmpfs tmpfs "$root/tmp"
+    hostname newcomer
+    ip link set lo up
+    cd "$root" || exit 1
+    exec env -i container=ds4 PATH=/usr/sbin:/usr/bin:/sbin:/bin setpriv \
+        --bounding-set -sys_module,-sys_time,-sys_rawio,-sys_boot,-mknod,-syslog,-wake_alarm,-block_suspend \
+        chroot "$root" /lib/systemd/systemd --system --unit=basic.target --show-status=0
+}
+
+# Sets `init`; fails where there is no cgroup2 to hand out, or systemd does not come up.
+start_boot() {
+    local n
+    group=$(findmnt -n -o TARGET -t cgroup2 | head -n 1)/ds4-newcomer-$$
+    mkdir "$group" 2>/dev/null || return 1
+    (
+        echo $BASHPID >"$group/cgroup.procs" &&
+            exec unshare --fork --kill-child --pid --mount --uts --ipc --net --cgroup "$0" boot "$work"
+    ) >"$work/boot.log" 2>&1 &
+    booter=$!
+    for n in $(seq 300); do
+        init=$(pgrep -P $booter -x systemd || true)
+        [ -z "$init" ] || ! in_root "$work/one" / 'systemctl is-active -q basic.target' 2>/dev/null || return 0
+        kill -0 $booter 2>/dev/null || break
+        sleep 0.2
+    done
+    init=
+    return 1
+}
+
+end_boot() {
+    kill "$booter" 2>/dev/null
+    wait "$booter" 2>/dev/null
+    find "$group" -depth -type d -exec rmdir {} + 2>/dev/null
+}
+
+booted() {
+    start_boot || { cat "$work/boot.log"; exit 3; }
+    trap end_boot EXIT
+    say "services by systemd: $(in_root "$work/one" / 'systemctl --version | head -n 1')"
+    daily
+    in_root "$work/one" / 'ready() {
+            for _ in $(seq 200); do ! curl -fs http://127.0.0.1:8000/health >/dev/null || return 0; sleep 0.2; done
+            return 1
+        }
+        pid() { systemctl show -p MainPID --value "$1"; }
+        rm -r /etc/systemd/system/ds4-router.socket.d
+        sed -i "/^http/d" /etc/ds4/ds4.conf
+        systemctl daemon-reload
+        systemctl start --no-block ds4.target
+        ready
+        echo "a stage killed"
+        stage=$(pid ds4-worker@1)
+        kill -9 "$stage"
+        while curl -fs http://127.0.0.1:8000/health >/dev/null; do sleep 0.1; done
+        ready
+        test "$(pid ds4-worker@1)" != "$stage"
+        echo "the router frozen"
+        router=$(pid ds4-router) stage=$(pid ds4-worker@1)
+        kill -STOP "$router"
+        for _ in $(seq 60); do
+            sleep 1
+            now=$(pid ds4-router)
+            test "$now" = "$router" || test "$now" = 0 || break
+        done
+        test "$(pid ds4-router)" != "$router"
+        test "$(pid ds4-worker@1)" = "$stage"
+        ready
+        systemctl reload ds4-router
+        echo "everything stopped under a stream"
+        curl -sN http://127.0.0.1:8000/v1/chat/completions -H "content-type: application/json" -d "{\"stream\": true,
+            \"max_tokens\": 300, \"min_tokens\": 300, \"messages\": [{\"role\": \"user\", \"content\": \"A story.\"}]}" \
+            >/tmp/stream &
+        for _ in $(seq 100); do test ! -s /tmp/stream || break; sleep 0.1; done
+        systemctl stop ds4.target ds4-router "ds4-worker@*"
+        wait %1
+        tail -n 2 /tmp/stream | grep -F "[DONE]"
+        ! grep -F "\"error\"" /tmp/stream
+        for unit in ds4-router ds4-worker@0 ds4-worker@1; do
+            test "$(systemctl show -p Result -p ExecMainStatus --value $unit | paste -s -d " ")" = "success 0"
+        done
+        echo "settings that are wrong"
+        sed -i s/tiny.gguf/none.gguf/ /etc/ds4/ds4.conf
+        ! systemctl start ds4-worker@0
+        test "$(systemctl show -p NRestarts -p ExecMainStatus --value ds4-worker@0 | paste -s -d " ")" = "0 78"' \
+        >"$work/out" 2>&1
+    verdict $? "systemd: a stage killed, the router frozen, all stopped under a stream, wrong settings"
+    grep -v '^data' "$work/out" | tail -n 12
+}
+
+# From the first start on.
+daily() {
     run_block deploy/INSTALL.md 5
     run_block deploy/INSTALL.md 6 '85'
     run_block deploy/INSTALL.md 7 'fits: cluster.partition'
     run_block deploy/INSTALL.md later
     in_root "$work/one" / '
         key=$(cat /etc/ds4/keys)
-        test "$(curl -s -o /dev/null -w %{http_code} http://127.0.0.1:8000/v1/models)" = 401
         for _ in $(seq 100); do
-            ! curl -fs -H "x-api-key: $key" http://127.0.0.1:8000/v1/models || exit 0
+            ! curl -fs -H "x-api-key: $key" http://127.0.0.1:8000/v1/models || break
             sleep 0.2
         done
-        exit 1'
+        curl -fs -H "x-api-key: $key" http://127.0.0.1:8000/v1/models >/dev/null
+        test "$(curl -s -o /dev/null -w %{http_code} http://127.0.0.1:8000/v1/models)" = 401'
     verdict $? "keys are asked for after part 7"
-    in_root "$work/one" / 'systemctl status ds4.target; systemctl stop ds4.target; systemctl status ds4.target'
+    in_root "$work/one" / 'systemctl stop ds4.target; systemctl is-active ds4-router ds4-worker@0; test $? != 0'
     verdict $? "everything stops"
 }
 
 case ${1:-} in
-with_network | alone)
+boot)
+    work=$2
+    boot
+    ;;
+with_network | alone | booted | stand_in)
     work=$2
     "$1"
     echo "$passed $failed" >"$work/count.$1"
@@ -202,4 +323,6 @@ work=$(mktemp -d /var/tmp/ds4-newcomer.XXXXXX)
 export NEWCOMER_BASE NEWCOMER_CHECK
 unshare --mount --mount-proc --pid --fork --kill-child "$0" with_network "$work"
 unshare --mount --mount-proc --pid --fork --kill-child --net "$0" alone "$work"
-cat "$work"/count.* | awk '{ p += $1; f += $2 } END { print p " passed, " f + 0 " failed"; exit f > 0 || NR != 2 }'
+"$0" booted "$work" ||
+    unshare --mount --mount-proc --pid --fork --kill-child --net "$0" stand_in "$work"
+cat "$work"/count.* | awk '{ p += $1; f += $2 } END { print p " passed, " f + 0 " failed"; exit f > 0 || NR != 3 }'

@@ -6,7 +6,10 @@
  *   LOADING ----------------> IDLE -----> FORMING --------> READY
  *                              ^             |                |
  *                              +-------------+----------------+   failed, pipe broke, ABORT, router gone
- *   any --- SIGTERM, STOP ---> DRAINING ---> exit 0;   DRAIN: exit 75, which a supervisor starts again */
+ *   any --- SIGTERM, STOP ---> DRAINING ---> exit 0;   DRAIN: exit 75, which a supervisor starts again
+ *
+ * A READY worker goes on through DRAINING after SIGTERM: until the router lets go (DRAIN, exit 0), the
+ * generation or the link ends, 60 s have passed, or a second signal comes. */
 #ifndef DS4_WORKER_CONTROL_H
 #define DS4_WORKER_CONTROL_H
 
