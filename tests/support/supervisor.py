@@ -110,7 +110,7 @@ class Service(threading.Thread):
         return [detail for event, detail in self.history if event == name]
 
     def reload(self):
-        line = self.one("ExecReload").replace("$MAINPID", str(self.pid))
+        line = self.one("ExecReload").replace("${MAINPID}", str(self.pid))
         subprocess.run(shlex.split(line), check=True)
 
     def stop(self, timeout=200):
