@@ -11,13 +11,24 @@ import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import e2e  # noqa: E402
-from scripted import ScriptedRig  # noqa: E402
+from scripted import ScriptedRig, calls  # noqa: E402
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 SCRIPT = {"ms_per_ktok": 1000, "rules": [
     {"contains": "slowly", "step_ms": 30, "text": "one two three ", "repeat": True},
+    {"contains": "characters", "thinking": "D\u00e9j\u00e0 vu \U0001f600.",
+     "text": "\u4f60\u597d \U0001f680\U0001f469\u200d\U0001f4bb na\u00efve STOP" + calls(
+         ("write", {"text": "a \"b\" \\ \u00e9\n\U0001f680", "n": 7}))},
     {"contains": "busy", "step_ms": 30, "text": "one two three ", "repeat": True},
     {"thinking": "I think.", "text": "PONG"}]}
+
+
+# vLLM's own lists: shared dashboards and recording rules name these borders.
+TTFT = ("0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0 160.0 640.0 "
+        "2560.0")
+PER_TOKEN = "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0"
+LATENCY = ("0.3 0.5 0.8 1.0 1.5 2.0 2.5 5.0 10.0 15.0 20.0 30.0 40.0 50.0 60.0 120.0 240.0 480.0 960.0 1920.0 "
+           "7680.0")
 
 
 def body(path, text="Hello", **more):
@@ -63,6 +74,16 @@ class Conformance(unittest.TestCase):
                                                     body(path, text, stream=True, max_output_tokens=3000)))
         return connection
 
+    def read_some(self, connection):
+        """Eight frames: tokens are coming."""
+        response = connection.getresponse()
+        n = 0
+        while n < 8:
+            line = response.readline()
+            self.assertTrue(line, "the stream ended")
+            n += line.startswith(b"data: ")
+        response.close()
+
     def test_a_client_that_leaves_frees_its_place_in_every_phase(self):
         for path in (CHAT, RESPONSES, MESSAGES):
             for phase, text in (("queued", "x"), ("prefill", "word " * 4000), ("decode", "slowly")):
@@ -70,9 +91,12 @@ class Conformance(unittest.TestCase):
                     before = self.cancelled(phase)
                     busy = self.send(path, "busy") if phase == "queued" else None
                     if busy:
-                        self.wait(lambda: self.inflight("decode"))
+                        self.read_some(busy)
                     leaver = self.send(path, text)
-                    self.wait(lambda: self.inflight(phase))  # noqa: B023
+                    if phase == "decode":  # the canary is a sequence that decodes as well: look at the text
+                        self.read_some(leaver)
+                    else:
+                        self.wait(lambda: self.inflight(phase))  # noqa: B023
                     leaver.close()
                     self.wait(lambda: self.cancelled(phase) == before + 1, 10)  # noqa: B023
                     if busy:
@@ -141,6 +165,57 @@ class Conformance(unittest.TestCase):
             prompt, cached = tokens(hash_text, marked)
             self.assertEqual(prompt, first)
             self.assertGreaterEqual(cached, prompt - 1)
+
+    def test_characters_cut_by_tokens_arrive_whole(self):
+        """Rare characters are several tokens each here: no piece of a stream may hold half of one."""
+        tool = {"type": "function", "function": {"name": "write", "parameters": {
+            "type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}}}
+        text, reasoning, arguments, n = "", "", "", 0
+        for event, data in self.rig.stream(CHAT, body(CHAT, "characters", stream=True, tools=[tool])):
+            if event == ":" or data == "[DONE]":
+                continue
+            self.assertNotIn("\ufffd", data)
+            for choice in json.loads(data)["choices"]:
+                n += 1
+                text += choice["delta"].get("content") or ""
+                reasoning += choice["delta"].get("reasoning_content") or ""
+                for call in choice["delta"].get("tool_calls", []):
+                    arguments += call["function"].get("arguments", "")
+        self.assertGreater(n, 20)
+        self.assertEqual(text, "\u4f60\u597d \U0001f680\U0001f469\u200d\U0001f4bb na\u00efve STOP")
+        self.assertEqual(reasoning, "D\u00e9j\u00e0 vu \U0001f600.")
+        self.assertEqual(json.loads(arguments), {"text": "a \"b\" \\ \u00e9\n\U0001f680", "n": 7})
+
+    def test_a_stop_string_over_several_tokens_is_never_shown(self):
+        for stop, want in (("\U0001f680", "\u4f60\u597d "), ("ve STOP", "\u4f60\u597d \U0001f680\U0001f469\u200d"
+                                                            "\U0001f4bb na\u00ef")):
+            text = "".join(c["delta"].get("content") or "" for event, data in self.rig.stream(
+                CHAT, body(CHAT, "characters", stream=True, stop=[stop]))
+                           if event != ":" and data != "[DONE]" for c in json.loads(data)["choices"])
+            self.assertEqual(text, want)
+
+    def test_series_do_not_grow_with_what_clients_send(self):
+        def shown():
+            return [line for line in self.rig.request("GET", "/metrics")[2].decode().splitlines()
+                    if line[:1] not in ("#", "")]
+
+        def send(n):
+            for i in range(n):
+                path = (CHAT, RESPONSES, MESSAGES)[i % 3]
+                self.rig.request("POST", path, body(path, "x%d" % i, **{"field_%d" % i: i, "user": "u%d" % i}))
+                self.rig.request("GET", "/unknown/%d" % i)
+
+        send(90)
+        before = len(shown())
+        send(300)
+        lines = shown()
+        self.assertEqual(len(lines), before)
+        self.assertLess(len(lines), 5000)
+        for name, borders in (("time_to_first_token_seconds", TTFT), ("inter_token_latency_seconds", PER_TOKEN),
+                              ("e2e_request_latency_seconds", LATENCY)):
+            got = [float(line.split('le="')[1].split('"')[0]) for line in lines
+                   if line.startswith("vllm:%s_bucket{" % name)]
+            self.assertEqual(got, [float(b) for b in borders.split()] + [float("inf")])
 
     def refusal(self, path, status, code, kind, **how):
         """Both error bodies, by path."""
