@@ -10,8 +10,9 @@
  * each half, and every eviction a merge), rounding hits to blocks (short prompts would never hit). */
 #include "router/sched/prefix.h"
 
+#include "router/sched/prefix_node.h"
+
 #include <stdlib.h>
-#include <xxhash.h>
 
 #define DS4_PREFIX_COMPARE_TOK 256 /* tokens per memcmp: small enough to find the spot quickly */
 #define DS4_PREFIX_TRIFLE_TOK  64  /* a common part of so much is always worth having, */
@@ -19,31 +20,6 @@
 #define DS4_HIT_HALF_LIFE_NS   (INT64_C(6) * 3600 * 1000000000)
 #define DS4_DEPTH_DOUBLES_TOK  65536.0 /* so deep, a token costs twice as much to compute */
 #define DS4_BOOST              4.0     /* where branches part, and where messages begin */
-#define DS4_NO_BLOCK           (-1)
-
-struct ds4_prefix_node {
-    struct ds4_prefix_node *parent; /* NULL: a root, which has no tokens */
-    struct ds4_prefix_node *child;  /* first of a list */
-    struct ds4_prefix_node *prev, *next;
-    struct ds4_prefix_node *leaf_prev, *leaf_next;
-    struct ds4_prefix_node *hash_next;
-    XXH128_hash_t key; /* chain hash up to its end; of a part of a chunk: not set */
-    struct ds4_point *point;
-    uint64_t maker;
-    uint64_t stamp; /* the newest lookup whose prompt has all of its tokens */
-    uint64_t guard; /* ... or some of them: not to be evicted now */
-    uint64_t sweep; /* n_free_child is of this count of reclaimable blocks */
-    double value;
-    double hits; /* at hit_ns, halves with time */
-    int64_t hit_ns;
-    int32_t begin;
-    int32_t n; /* tokens: DS4_CHUNK_TOK if full, 0 for a root */
-    int32_t block;
-    int32_t refs; /* sequences that stand on it */
-    int32_t n_child;
-    int32_t n_free_child;
-    int32_t token[DS4_CHUNK_TOK];
-};
 
 const char *ds4_kv_source_text(enum ds4_kv_source source)
 {
@@ -63,16 +39,6 @@ int32_t ds4_prefix_common(const int32_t *a, int32_t n_a, const int32_t *b, int32
     while (t < n && a[t] == b[t])
         t++;
     return t;
-}
-
-static int32_t end_of(const struct ds4_prefix_node *node)
-{
-    return node->begin + node->n;
-}
-
-static bool is_full(const struct ds4_prefix_node *node)
-{
-    return node->n == DS4_CHUNK_TOK;
 }
 
 /* ---- the table of full chunks and roots ------------------------------------------------------------ */
@@ -123,9 +89,9 @@ static struct ds4_prefix_node *find_root(const struct ds4_prefix *p, uint64_t sa
     return node;
 }
 
-static struct ds4_prefix_node *find_full(const struct ds4_prefix *p,
-                                         const struct ds4_prefix_node *parent, XXH128_hash_t key,
-                                         const int32_t *token)
+struct ds4_prefix_node *ds4_node_find(const struct ds4_prefix *p,
+                                      const struct ds4_prefix_node *parent, XXH128_hash_t key,
+                                      const int32_t *token)
 {
     struct ds4_prefix_node *node = *bucket_of(p, key);
 
@@ -188,7 +154,7 @@ static void drop_empty_root(struct ds4_prefix *p, struct ds4_prefix_node *node)
     free(node);
 }
 
-static void remove_leaf(struct ds4_prefix *p, struct ds4_prefix_node *node)
+void ds4_node_remove(struct ds4_prefix *p, struct ds4_prefix_node *node)
 {
     struct ds4_prefix_node *parent = node->parent;
 
@@ -200,7 +166,7 @@ static void remove_leaf(struct ds4_prefix *p, struct ds4_prefix_node *node)
         node->next->prev = node->prev;
     if (--parent->n_child == 0 && parent->parent != NULL)
         leaf_add(p, parent);
-    if (is_full(node))
+    if (ds4_node_is_full(node))
         hash_remove(p, node);
     ds4_budget_unshare(p->budget, node->block);
     p->n_tok -= node->n;
@@ -232,7 +198,7 @@ int ds4_prefix_init(struct ds4_prefix *p, struct ds4_budget *budget, struct ds4_
 void ds4_prefix_deinit(struct ds4_prefix *p)
 {
     while (p->leaf != NULL)
-        remove_leaf(p, p->leaf);
+        ds4_node_remove(p, p->leaf);
     for (uint32_t i = 0; i < p->n_bucket && p->bucket != NULL; i++)
         while (p->bucket[i] != NULL) { /* roots that sequences still stand on */
             struct ds4_prefix_node *root = p->bucket[i];
@@ -280,7 +246,7 @@ static int32_t common_with_hot(const struct ds4_prefix *p, const struct ds4_hot 
         int32_t common;
 
         if (node->stamp == p->stamp)
-            return hot->pos < end_of(node) ? hot->pos : end_of(node);
+            return hot->pos < ds4_node_end(node) ? hot->pos : ds4_node_end(node);
         if (node->parent == NULL)
             return -1;
         if (node->parent->stamp != p->stamp)
@@ -327,13 +293,13 @@ struct ds4_prefix_hit ds4_prefix_find(struct ds4_prefix *p, const int32_t *promp
     if (node == NULL)
         return hit;
     node->stamp = p->stamp;
-    while (n_prompt - end_of(node) >= DS4_CHUNK_TOK &&
-           (next = find_full(p, node, chunk_key(node, prompt + end_of(node)),
-                             prompt + end_of(node))) != NULL) {
+    while (n_prompt - ds4_node_end(node) >= DS4_CHUNK_TOK &&
+           (next = ds4_node_find(p, node, chunk_key(node, prompt + ds4_node_end(node)),
+                                 prompt + ds4_node_end(node))) != NULL) {
         node = next;
         node->stamp = p->stamp;
     }
-    hit.lcp = end_of(node);
+    hit.lcp = ds4_node_end(node);
     for (next = node->child; next != NULL; next = next->next) {
         int32_t common = next->begin + ds4_prefix_common(next->token, next->n, prompt + next->begin,
                                                          n_prompt - next->begin);
@@ -345,7 +311,7 @@ struct ds4_prefix_hit ds4_prefix_find(struct ds4_prefix *p, const int32_t *promp
         look_at_points(&hit, next, common < n_prompt ? common : n_prompt - 1);
     }
     most = hit.lcp < n_prompt ? hit.lcp : n_prompt - 1;
-    for (next = node; next != NULL && end_of(next) > hit.start; next = next->parent)
+    for (next = node; next != NULL && ds4_node_end(next) > hit.start; next = next->parent)
         look_at_points(&hit, next, most);
     look_at_hot(p, prompt, n_prompt, &hit);
     if (hit.hot >= 0) /* which may end on a branch of its own */
@@ -390,7 +356,8 @@ struct ds4_prefix_node *ds4_prefix_stand(struct ds4_prefix *p, const struct ds4_
 {
     struct ds4_prefix_node *node = hit->node != NULL ? hit->node : find_root(p, salt);
 
-    while (node != NULL && node->parent != NULL && (end_of(node) > hit->start || !is_full(node)))
+    while (node != NULL && node->parent != NULL &&
+           (ds4_node_end(node) > hit->start || !ds4_node_is_full(node)))
         node = node->parent;
     if (node == NULL) {
         node = calloc(1, sizeof(*node));
@@ -439,7 +406,7 @@ static int grow(struct ds4_prefix *p, struct ds4_prefix_node *node,
         return -1;
     }
     p->n_tok += n - before;
-    if (is_full(node)) {
+    if (ds4_node_is_full(node)) {
         node->key = chunk_key(node->parent, node->token);
         hash_add(p, node);
     }
@@ -456,7 +423,7 @@ static struct ds4_prefix_node *new_node(struct ds4_prefix *p, struct ds4_prefix_
         ds4_fail(err, DS4_E_NOMEM, "no memory for a node of the index");
         return NULL;
     }
-    node->begin = end_of(parent);
+    node->begin = ds4_node_end(parent);
     node->parent = parent;
     node->block = DS4_NO_BLOCK;
     node->maker = put->maker;
@@ -476,15 +443,15 @@ static struct ds4_prefix_node *put_chunk(struct ds4_prefix *p, struct ds4_prefix
                                          const struct ds4_prefix_put *put, int32_t n,
                                          struct ds4_err *err)
 {
-    const int32_t *token = put->token + end_of(parent);
+    const int32_t *token = put->token + ds4_node_end(parent);
     struct ds4_prefix_node *node = NULL;
 
     if (n == DS4_CHUNK_TOK)
-        node = find_full(p, parent, chunk_key(parent, token), token);
+        node = ds4_node_find(p, parent, chunk_key(parent, token), token);
     if (node != NULL) {
         /* What goes on in the next chunk has this one's rows in its block: no need for two. */
-        if (node->n_child == 0 && put->n_tok > end_of(node) &&
-            node->begin / DS4_BLOCK_TOK == end_of(node) / DS4_BLOCK_TOK &&
+        if (node->n_child == 0 && put->n_tok > ds4_node_end(node) &&
+            node->begin / DS4_BLOCK_TOK == ds4_node_end(node) / DS4_BLOCK_TOK &&
             take_block(p, node, put, err) != 0)
             return NULL;
         return node;
@@ -503,7 +470,7 @@ struct ds4_prefix_node *ds4_prefix_put(struct ds4_prefix *p, struct ds4_prefix_n
 {
     struct ds4_prefix_node *node = *from, *last = *from;
 
-    while (put->n_tok - end_of(node) >= DS4_CHUNK_TOK) {
+    while (put->n_tok - ds4_node_end(node) >= DS4_CHUNK_TOK) {
         last = put_chunk(p, node, put, DS4_CHUNK_TOK, err);
         if (last == NULL)
             return NULL;
@@ -512,8 +479,8 @@ struct ds4_prefix_node *ds4_prefix_put(struct ds4_prefix *p, struct ds4_prefix_n
         node->refs++;
         *from = node;
     }
-    if (put->odd_end && put->n_tok > end_of(node))
-        last = put_chunk(p, node, put, put->n_tok - end_of(node), err);
+    if (put->odd_end && put->n_tok > ds4_node_end(node))
+        last = put_chunk(p, node, put, put->n_tok - ds4_node_end(node), err);
     return last;
 }
 
@@ -526,7 +493,7 @@ void ds4_prefix_attach(struct ds4_prefix *p, struct ds4_prefix_node *node, struc
             ds4_points_drop(p->points, point);
             return;
         }
-    if (node->parent == NULL || end_of(node) < point->pos) {
+    if (node->parent == NULL || ds4_node_end(node) < point->pos) {
         ds4_points_drop(p->points, point);
         return;
     }
@@ -550,7 +517,8 @@ void ds4_prefix_thin(struct ds4_prefix *p, struct ds4_prefix_node *node, int32_t
     int32_t dense_from = pos - DS4_ANCHOR_DENSE_TOK;
 
     /* What lies further back was thinned when it fell out of the zone. */
-    for (; node != NULL && end_of(node) > dense_from - DS4_ANCHOR_DENSE_TOK; node = node->parent) {
+    for (; node != NULL && ds4_node_end(node) > dense_from - DS4_ANCHOR_DENSE_TOK;
+         node = node->parent) {
         struct ds4_point *next;
 
         for (struct ds4_point *point = node->point; point != NULL; point = next) {
@@ -581,174 +549,15 @@ void ds4_prefix_unmake(struct ds4_prefix *p, struct ds4_prefix_node *node, uint6
     for (struct ds4_prefix_node *child = node->child; child != NULL; child = next) {
         next = child->next;
         if (is_unused_of(p, child, maker))
-            remove_leaf(p, child);
+            ds4_node_remove(p, child);
     }
     node->refs--;
     while (is_unused_of(p, node, maker)) {
         next = node->parent;
         next->refs++; /* a root must outlive its last child here */
-        remove_leaf(p, node);
+        ds4_node_remove(p, node);
         next->refs--;
         node = next;
     }
     drop_empty_root(p, node);
-}
-
-/* ---- hot slots ------------------------------------------------------------------------------------- */
-
-int ds4_prefix_keep_hot(struct ds4_prefix *p, const struct ds4_hot *hot, struct ds4_err *err)
-{
-    if (DS4_VEC_PUSH(&p->hot, *hot) != 0)
-        return ds4_fail(err, DS4_E_NOMEM, "no memory for a hot slot");
-    return 0;
-}
-
-struct ds4_hot ds4_prefix_take_hot(struct ds4_prefix *p, int32_t index)
-{
-    struct ds4_hot hot = p->hot.ptr[index];
-
-    p->hot.ptr[index] = p->hot.ptr[--p->hot.len];
-    return hot;
-}
-
-int32_t ds4_prefix_coldest(const struct ds4_prefix *p, int32_t keep, uint64_t affinity)
-{
-    int32_t coldest = -1;
-    bool own = false;
-
-    for (int32_t i = 0; i < (int32_t)p->hot.len; i++) {
-        const struct ds4_hot *hot = &p->hot.ptr[i];
-        bool mine = affinity != 0 && hot->affinity == affinity;
-
-        if (i == keep || ds4_points_waits_for(p->points, hot->lease->slot) || (own && !mine))
-            continue;
-        if (coldest < 0 || (mine && !own) || hot->used_ns < p->hot.ptr[coldest].used_ns)
-            coldest = i;
-        own |= mine;
-    }
-    return coldest;
-}
-
-int32_t ds4_prefix_hot_on(const struct ds4_prefix *p, const struct ds4_prefix_node *node)
-{
-    for (int32_t i = 0; i < (int32_t)p->hot.len; i++)
-        if (p->hot.ptr[i].node == node)
-            return i;
-    return -1;
-}
-
-/* ---- eviction -------------------------------------------------------------------------------------- */
-
-static bool in_use(const struct ds4_prefix *p, const struct ds4_prefix_node *node)
-{
-    bool pinned = false;
-
-    for (const struct ds4_point *point = node->point; point != NULL; point = point->next)
-        pinned |= point->pins > 0;
-    return node->refs > 0 || node->stamp == p->stamp || node->guard == p->stamp || pinned;
-}
-
-int32_t ds4_prefix_reclaimable(struct ds4_prefix *p)
-{
-    int32_t n = 0;
-
-    p->sweep++;
-    memset(p->scratch, 0, (size_t)p->n_blocks * sizeof(*p->scratch));
-    /* Up from each leaf; the last free child of a node goes on to it.  A block is free once all nodes
-     * that have it are. */
-    for (struct ds4_prefix_node *leaf = p->leaf; leaf != NULL; leaf = leaf->leaf_next) {
-        struct ds4_prefix_node *node = leaf;
-
-        while (node->parent != NULL && !in_use(p, node)) {
-            p->scratch[node->block]++;
-            if (ds4_budget_is_cached(p->budget, node->block) &&
-                p->scratch[node->block] == ds4_budget_index_refs(p->budget, node->block))
-                n++;
-            node = node->parent;
-            if (node->sweep != p->sweep) {
-                node->sweep = p->sweep;
-                node->n_free_child = 0;
-            }
-            if (++node->n_free_child < node->n_child)
-                break;
-        }
-    }
-    return n;
-}
-
-struct ds4_prefix_node *ds4_prefix_victim(const struct ds4_prefix *p)
-{
-    struct ds4_prefix_node *victim = NULL;
-
-    for (struct ds4_prefix_node *node = p->leaf; node != NULL; node = node->leaf_next)
-        if ((victim == NULL || node->value < victim->value) && !in_use(p, node))
-            victim = node;
-    return victim;
-}
-
-void ds4_prefix_evict(struct ds4_prefix *p, struct ds4_prefix_node *victim)
-{
-    if (victim->value > p->clock)
-        p->clock = victim->value;
-    remove_leaf(p, victim);
-}
-
-/* ---- the check ------------------------------------------------------------------------------------- */
-
-static const struct ds4_prefix_node *next_node(const struct ds4_prefix_node *node)
-{
-    if (node->child != NULL)
-        return node->child;
-    while (node != NULL && node->next == NULL)
-        node = node->parent;
-    return node == NULL ? NULL : node->next;
-}
-
-static int check_node(const struct ds4_prefix *p, const struct ds4_prefix_node *node,
-                      struct ds4_err *err)
-{
-    int32_t n_child = 0;
-
-    for (const struct ds4_prefix_node *child = node->child; child != NULL; child = child->next)
-        n_child++;
-    if (n_child != node->n_child || node->refs < 0 || (n_child > 0 && !is_full(node)))
-        return ds4_fail(err, DS4_E_BUG, "node at %d: %d children, %d counted, %d references",
-                        node->begin, n_child, node->n_child, node->refs);
-    if (node->begin != end_of(node->parent) || node->n < 1 || node->n > DS4_CHUNK_TOK)
-        return ds4_fail(err, DS4_E_BUG, "node at %d has %d tokens after %d", node->begin, node->n,
-                        end_of(node->parent));
-    if (is_full(node) && find_full(p, node->parent, node->key, node->token) != node)
-        return ds4_fail(err, DS4_E_BUG, "node at %d is not found by its tokens", node->begin);
-    for (const struct ds4_point *point = node->point; point != NULL; point = point->next)
-        if (point->node != node || point->pos <= node->begin || point->pos > end_of(node))
-            return ds4_fail(err, DS4_E_BUG, "node at %d has a point at %d", node->begin,
-                            point->pos);
-    return 0;
-}
-
-int ds4_prefix_check(const struct ds4_prefix *p, struct ds4_err *err)
-{
-    int64_t n_tok = 0;
-    int32_t n_node = 0;
-
-    memset(p->scratch, 0, (size_t)p->n_blocks * sizeof(*p->scratch));
-    for (uint32_t i = 0; i < p->n_bucket; i++)
-        for (const struct ds4_prefix_node *root = p->bucket[i]; root != NULL;
-             root = root->hash_next)
-            for (const struct ds4_prefix_node *node = root->parent == NULL ? next_node(root) : NULL;
-                 node != NULL; node = next_node(node)) {
-                if (check_node(p, node, err) != 0)
-                    return -1;
-                n_tok += node->n;
-                n_node++;
-                p->scratch[node->block]++;
-            }
-    for (int32_t b = 0; b < p->n_blocks; b++)
-        if (p->scratch[b] != ds4_budget_index_refs(p->budget, b))
-            return ds4_fail(err, DS4_E_BUG, "block %d: %d nodes have it, the ledger says %d", b,
-                            p->scratch[b], ds4_budget_index_refs(p->budget, b));
-    if (n_tok != p->n_tok || n_node != p->n_node)
-        return ds4_fail(err, DS4_E_BUG, "%d nodes of %lld tokens, the books say %d of %lld", n_node,
-                        (long long)n_tok, p->n_node, (long long)p->n_tok);
-    return 0;
 }

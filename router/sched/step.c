@@ -137,9 +137,12 @@ static int fill_entry(struct ds4_sched *s, const struct ds4_pick *pick, struct d
     int32_t end = pick->base_pos + pick->n_tok;
     int32_t first, n;
 
-    if (ds4_budget_fill(s->budget, seq->lease, end, &first, &n, err) != 0 ||
-        ds4_budget_may_write(s->budget, seq->lease, pick->base_pos, end, err) != 0) {
+    if (ds4_budget_fill(s->budget, seq->lease, end, &first, &n, err) != 0) {
         ds4_metric_add(s->config.metrics, DS4_M_KV_INVARIANT_FAILURES, 1, "I1");
+        return -1;
+    }
+    if (ds4_budget_may_write(s->budget, seq->lease, pick->base_pos, end, err) != 0) {
+        ds4_metric_add(s->config.metrics, DS4_M_KV_INVARIANT_FAILURES, 1, "I5");
         return -1;
     }
     if (!seq->opened) {
@@ -206,6 +209,10 @@ static int build_and_send(struct ds4_sched *s, int32_t n_pick, struct ds4_posted
         ds4_engine_mark_points(s, s->pick[i].seq, &s->pick[i]);
         if (!s->pick[i].seq->opened)
             ds4_engine_unpark(s, s->pick[i].seq->lease->slot);
+    }
+    if (ds4_budget_is_broken(s->budget)) {
+        ds4_metric_add(s->config.metrics, DS4_M_KV_INVARIANT_FAILURES, 1, "I9");
+        return ds4_fail(err, DS4_E_BUG, "the ledger of cache blocks is out of balance");
     }
     add_drops(s, &step);
     add_parks(s, &step);
