@@ -205,7 +205,7 @@ static bool is_due(const struct ds4_canary *c, int64_t now_ns)
     if (since_ms < c->config.idle_ms)
         return false;
     ds4_sched_stats(c->sched, &stats);
-    return stats.queued + stats.prefilling + stats.decoding == 0;
+    return stats.queued + stats.prefilling + stats.decoding + stats.parked == 0;
 }
 
 /* The known answer belongs to weights and cards: others give another. */

@@ -285,6 +285,7 @@ static void export_sched(const struct ds4_cluster *c, int64_t now_ns)
     ds4_metric_set(m, DS4_M_REQUESTS_INFLIGHT, s.queued, "queued");
     ds4_metric_set(m, DS4_M_REQUESTS_INFLIGHT, s.prefilling, "prefill");
     ds4_metric_set(m, DS4_M_REQUESTS_INFLIGHT, s.decoding, "decode");
+    ds4_metric_set(m, DS4_M_REQUESTS_INFLIGHT, s.parked, "parked");
     ds4_metric_set(m, DS4_M_QUEUE_DEPTH, s.queued, NULL);
     ds4_metric_set(m, DS4_M_QUEUE_OLDEST_SECONDS,
                    s.oldest_queued_ns == 0 ? 0 : (double)(now_ns - s.oldest_queued_ns) / 1e9, NULL);

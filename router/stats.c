@@ -113,7 +113,7 @@ void ds4_stats_tick(struct ds4_stats *s, int64_t now_ns)
         .generated_tok = (double)now.generated_tok,
         .prefilled_tok = (double)now.prefilled_tok,
         .steps = (double)now.steps_done,
-        .running = now.prefilling + now.decoding,
+        .running = now.prefilling + now.decoding + now.parked,
         .queued = now.queued,
     };
     for (int32_t i = 0; i < s->n_stage; i++)

@@ -87,6 +87,7 @@ static void write_work(const struct snapshot *s, struct ds4_jw *w)
                                          : (s->now_ns - sched->oldest_queued_ns) / DS4_NS_PER_MS);
     put_int(w, "prefilling", sched->prefilling);
     put_int(w, "decoding", sched->decoding);
+    put_int(w, "parked", sched->parked);
     put_int(w, "max_running", sched->max_seqs);
     put_number(w, "generated_tokens_per_second", s->rates.generated_tok_per_s);
     put_number(w, "prefilled_tokens_per_second", s->rates.prefilled_tok_per_s);

@@ -113,10 +113,10 @@ function showNow(s) {
     document.querySelector("#spark .area").setAttribute("d",
       "M" + x(0).toFixed(1) + " 56L" + points + "L240 56Z");
   }
-  const running = s.decoding + s.prefilling;
+  const running = s.decoding + s.prefilling + s.parked;
   pairs(byId("facts"), [
     ["Reading prompts", short(s.prefilled_tokens_per_second < 0.05 ? 0 : s.prefilled_tokens_per_second), "tokens/s"],
-    ["Running", running + " of " + s.max_running, s.prefilling ? s.prefilling + " in prefill" : ""],
+    ["Running", running + " of " + s.max_running, s.prefilling ? s.prefilling + " in prefill" : s.parked ? s.parked + " parked" : ""],
     ["Waiting", String(s.queued), s.queued ? "oldest " + span(s.oldest_queued_seconds) : ""],
     ["Bubble", percent(s.bubble_ratio), s.bubble_ratio == null ? "idle" : "of stage time"],
     ["Newest token", ago(s.last_token_age_seconds), ""],

@@ -584,7 +584,8 @@ void ds4_sched_stats(const struct ds4_sched *s, struct ds4_sched_stats *stats)
         if (seq == s->probe)
             continue;
         stats->prefilling += seq->state == DS4_SEQ_PREFILL;
-        stats->decoding += seq->state == DS4_SEQ_DECODE;
+        stats->decoding += seq->state == DS4_SEQ_DECODE && !seq->paused;
+        stats->parked += seq->state == DS4_SEQ_DECODE && seq->paused;
         stats->draining += seq->state == DS4_SEQ_DRAINING;
     }
 }

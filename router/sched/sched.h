@@ -134,6 +134,7 @@ struct ds4_sched_stats {
     int32_t queued;
     int32_t prefilling;
     int32_t decoding;
+    int32_t parked;      /* decoding, but paused for a slow reader */
     int32_t draining;    /* ended, waiting for their posted steps */
     int32_t idle;        /* finished sequences that have a slot still */
     int32_t points;      /* restore points */

@@ -192,11 +192,14 @@ void ds4_rig_run(struct ds4_rig *rig)
 
     for (int32_t guard = 0; guard < 1000000; guard++) {
         ds4_sched_stats(rig->sched, &stats);
-        if (stats.queued + stats.prefilling + stats.decoding + stats.draining + stats.inflight == 0)
+        if (stats.queued + stats.prefilling + stats.decoding + stats.parked + stats.draining +
+                stats.inflight ==
+            0)
             return;
         if (!ds4_rig_turn(rig)) {
             ds4_sched_stats(rig->sched, &stats);
-            must(stats.queued + stats.prefilling + stats.decoding + stats.draining == 0,
+            must(stats.queued + stats.prefilling + stats.decoding + stats.parked + stats.draining ==
+                     0,
                  "work is left and nothing is posted");
         }
     }

@@ -743,6 +743,7 @@ static void an_idle_cluster_is_probed_every_ten_seconds(void **state)
 
 static void a_paused_sequence_waits_and_goes_on(void **state)
 {
+    struct ds4_sched_stats stats;
     struct ds4_rig rig;
     struct ds4_rig_client *a, *b;
     size_t len;
@@ -760,6 +761,9 @@ static void a_paused_sequence_waits_and_goes_on(void **state)
     for (int32_t i = 0; i < 10; i++)
         ds4_rig_turn(&rig);
     assert_int_equal((int)a->out.len, (int)len);
+    ds4_sched_stats(rig.sched, &stats);
+    assert_int_equal(stats.parked, 1); /* what stands still is not counted as decoding */
+    assert_int_equal(stats.decoding, 1);
     ds4_sched_pause(rig.sched, a->req, false);
     ds4_rig_run(&rig);
     assert_true(ds4_rig_is_right(a, 100));
