@@ -194,6 +194,13 @@ static void leave(struct stage *st)
     st->pipe = NULL;
 }
 
+/* A stage that leaves takes along what is still under way to others. */
+static void leave_together(struct stage *st)
+{
+    barrier(st, n_stage);
+    leave(st);
+}
+
 /* The same on every stage. */
 static uint32_t mix(uint32_t a, uint32_t b)
 {
@@ -295,7 +302,7 @@ static void rows_and_records_arrive_as_sent(struct stage *st)
 {
     form(st, 1);
     run_steps(st, 1, N_STEP);
-    leave(st);
+    leave_together(st);
 }
 
 /* Whatever a stage waits for here never comes. */
@@ -342,7 +349,7 @@ static void a_missing_stage_is_a_timeout_and_coming_later_helps(struct stage *st
     barrier(st, n_stage);
     form(st, 2);
     run_steps(st, 2, 20);
-    leave(st);
+    leave_together(st);
 }
 
 static void a_peer_of_another_step_is_found_out(struct stage *st)
@@ -381,7 +388,7 @@ static void survivors_of_a_killed_stage_form_again(struct stage *st)
     }
     form(st, 2);
     run_steps(st, 2, 20);
-    leave(st);
+    leave_together(st);
 }
 
 struct check {
