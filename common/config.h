@@ -163,6 +163,7 @@ struct ds4_config {
         struct ds4_config_texts device;
         struct ds4_config_ints memory_limit_mb;
         bool self_test;
+        bool offload;
         struct ds4_config_texts cards;
         bool sync_layers;
     } gpu;

@@ -189,6 +189,8 @@ const struct ds4_setting ds4_settings[] = {
     NUM(gpu, memory_limit_mb, "", 0, INT32_MAX, "MiB",
         "a stage takes no more; one value for all or one per stage; 0 = the whole device"),
     TXT(gpu, self_test, "true", "write and read a card's planned memory before it is used"),
+    TXT(gpu, offload, "false",
+        "experts that do not fit on a card stay in host memory; the host computes with them"),
     TXT(gpu, cards, "",
         "GiB of each stage's card, for --plan and an unset cluster.partition, like \"64\" or "
         "\"80@3350\" with GB/s"),

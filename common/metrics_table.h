@@ -140,6 +140,11 @@
       "Steps in which distinct experts were counted")                                              \
     X(EXPERTS_TOUCHED, "ds4_stage_experts_touched_total", COUNTER, NONE, DS4_STAGE,                \
       "Distinct experts in those steps, in the last layer of the stage")                           \
+    X(EXPERT_USES, "ds4_stage_expert_uses_total", COUNTER, NONE,                                   \
+      DS4_STAGE ",where=device|streamed|host",                                                     \
+      "Uses of routed experts by where they were served, on stages with offload")                  \
+    X(EXPERTS_MOVED, "ds4_stage_experts_moved_total", COUNTER, NONE, DS4_STAGE,                    \
+      "Experts that moved from host memory to the device because they are used")                   \
     X(STAGE_PROBE, "ds4_stage_probe", GAUGE, NONE, DS4_STAGE ",verdict=none|full|throttled|brake", \
       "1 for what the start-up probe found of the device's arithmetic")                            \
     X(STAGE_BANDWIDTH, "ds4_stage_bandwidth_bytes_per_second", GAUGE, NONE,                        \

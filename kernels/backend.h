@@ -285,6 +285,9 @@ struct ds4_spread_args {
     uint64_t *count;
 };
 
+/* An id of moe_uses that is no expert of the stacks at hand, on purpose. */
+#define DS4_EXPERT_ELSEWHERE INT32_MIN
+
 /* Experts (paper 4.3): y = sum_e w2_e (silu(min(g, clamp)) * bound(u, -clamp, clamp) * weight_e) over
  * the chosen experts in ascending id, then the shared expert (no weight, own clamp).
  *   x, y [n_tok, d] f32;  gate, up [n_expert, d_expert, d];  down [n_expert, d, d_expert] */
@@ -303,6 +306,7 @@ struct ds4_moe_args {
     float clamp;
     float shared_clamp;
     struct ds4_tensor y;
+    float *part; /* [n_tok, n_used, d] f32, of moe_uses and moe_join only */
 };
 
 /* What a step can need at most; sizes the device's scratch. */
@@ -423,6 +427,12 @@ struct ds4_backend {
     void (*attention)(struct ds4_device *dev, const struct ds4_attention_args *a);
     void (*route)(struct ds4_device *dev, const struct ds4_route_args *a);
     void (*moe)(struct ds4_device *dev, const struct ds4_moe_args *a);
+    /* The same in pieces, where the experts of a layer do not lie in one place.  moe_uses writes the
+     * row part[t][i] of every use whose id is in [0, gate.n_stack), weight and all, and no other;
+     * moe_join makes y: the parts of a token in rising i where id >= 0, then the shared expert.  With
+     * ids rising in i that is moe's own order: the same bits. */
+    void (*moe_uses)(struct ds4_device *dev, const struct ds4_moe_args *a);
+    void (*moe_join)(struct ds4_device *dev, const struct ds4_moe_args *a);
     void (*spread)(struct ds4_device *dev, const struct ds4_spread_args *a);
 };
 

@@ -623,6 +623,10 @@ int ds4_codec_encode_health(const struct ds4_health *health, struct ds4_buf *out
     wire.memory_bytes_per_s = h.memory_bytes_per_s;
     wire.link_bytes_per_s = h.link_bytes_per_s;
     wire.flops = h.flops;
+    wire.uses_on_device = h.uses_on_device;
+    wire.uses_streamed = h.uses_streamed;
+    wire.uses_on_host = h.uses_on_host;
+    wire.experts_moved = h.experts_moved;
     wire.message = ds4_codec_put_text(h.message, sizeof(h.message));
     if (ds4_check_health(&h, err))
         return ds4_err_wrap(err, "health");
@@ -674,6 +678,10 @@ static int get_health(const Ds4__Wire__Health *wire, uint32_t generation, struct
         .memory_bytes_per_s = wire->memory_bytes_per_s,
         .link_bytes_per_s = wire->link_bytes_per_s,
         .flops = wire->flops,
+        .uses_on_device = wire->uses_on_device,
+        .uses_streamed = wire->uses_streamed,
+        .uses_on_host = wire->uses_on_host,
+        .experts_moved = wire->experts_moved,
     };
     if (ds4_codec_get_text("message", wire->message, out->message, sizeof(out->message), err) ||
         get_step_times(wire->n_prefill_steps, wire->prefill_steps, wire->prefill_seconds,

@@ -327,6 +327,10 @@ struct ds4_health {
     double memory_bytes_per_s; /* the device, as measured at start; 0 = not measured */
     double link_bytes_per_s;
     double flops;
+    uint64_t uses_on_device; /* of experts, where some stay in host memory; all 0 otherwise */
+    uint64_t uses_streamed;
+    uint64_t uses_on_host;
+    uint64_t experts_moved; /* from host memory to the device, for good */
     char message[128];
 };
 

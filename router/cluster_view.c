@@ -256,6 +256,10 @@ static void export_stage(const struct ds4_cluster *c, const struct ds4_stage_vie
     ds4_metric_set(m, DS4_M_STAGE_STEPS, (double)h->steps_done, stage);
     ds4_metric_set(m, DS4_M_EXPERT_STEPS, (double)h->expert_steps, stage);
     ds4_metric_set(m, DS4_M_EXPERTS_TOUCHED, (double)h->experts_touched, stage);
+    ds4_metric_set(m, DS4_M_EXPERT_USES, (double)h->uses_on_device, stage, "device");
+    ds4_metric_set(m, DS4_M_EXPERT_USES, (double)h->uses_streamed, stage, "streamed");
+    ds4_metric_set(m, DS4_M_EXPERT_USES, (double)h->uses_on_host, stage, "host");
+    ds4_metric_set(m, DS4_M_EXPERTS_MOVED, (double)h->experts_moved, stage);
     ds4_metric_set(m, DS4_M_NONFINITE_ROWS, (double)h->nonfinite_rows, stage, "target");
     if (!v->up) {
         /* Gauges nobody can vouch for any more are hidden, counters stay. */

@@ -17,6 +17,11 @@ struct ds4_card {
  * number of cards, at most DS4_MAX_STAGES, or -1 with DS4_E_INVALID. */
 int32_t ds4_cards_parse(const char *text, struct ds4_card *out, struct ds4_err *err) DS4_MUST_CHECK;
 
+/* What the host reads per second while it multiplies with experts that stayed there, two channels of
+ * DDR4, and what a layer's trip there and back costs besides. */
+#define DS4_HOST_GB_PER_S 35.0
+#define DS4_HOST_TRIP_US  60.0
+
 /* What a process can use of a card: its size less the driver's context. */
 size_t ds4_card_usable_bytes(size_t total_bytes);
 size_t ds4_card_usable(const struct ds4_card *card);

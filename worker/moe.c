@@ -49,5 +49,8 @@ void ds4_moe_forward(struct ds4_stage *st, int32_t l)
 
         st->backend->spread(st->dev, &spread);
     }
-    st->backend->moe(st->dev, &experts);
+    if (st->offload != NULL)
+        ds4_offload_moe(st->offload, l, &experts);
+    else
+        st->backend->moe(st->dev, &experts);
 }

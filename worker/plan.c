@@ -11,6 +11,7 @@
 #include "common/log.h"
 #include "proto/message.h"
 #include "worker/kv_point.h"
+#include "worker/offload.h"
 #include "worker/sampler.h"
 
 #include <inttypes.h>
@@ -146,7 +147,8 @@ static void size_fixed(struct ds4_plan *plan, const struct ds4_plan_request *rq,
 static size_t fixed_bytes(const struct ds4_plan *plan)
 {
     return plan->weights_bytes + plan->mapped_bytes + plan->rings_bytes + plan->points_bytes +
-           plan->steps_bytes + plan->scratch_bytes + plan->pipe_bytes + plan->spare_bytes;
+           plan->steps_bytes + plan->scratch_bytes + plan->pipe_bytes + plan->offload_bytes +
+           plan->spare_bytes;
 }
 
 size_t ds4_plan_row_bytes(const struct ds4_model_shape *model, enum ds4_dtype stream)
@@ -245,6 +247,9 @@ static void set_shape(struct ds4_plan *plan, const struct ds4_plan_request *rq)
     plan->weights_bytes = rq->weights_device_bytes;
     plan->mapped_bytes = rq->weights_mapped_bytes;
     plan->pipe_bytes = align_up(rq->pipe_bytes);
+    plan->n_resident = rq->n_resident;
+    plan->offload_bytes = align_up(rq->offload_bytes);
+    plan->host_expert_bytes = rq->host_expert_bytes;
     plan->free_bytes = rq->free_bytes;
     plan->spare_bytes = spare_of(rq);
     for (int32_t id = rq->part.first_layer; id < rq->part.end_layer; id++)
@@ -353,6 +358,59 @@ int ds4_plan_make(struct ds4_plan *plan, const struct ds4_plan_request *request,
     return 0;
 }
 
+/* One try with n_resident experts per layer (0: all). */
+static int try_resident(struct ds4_plan *plan, struct ds4_plan_request *rq, int32_t n_resident,
+                        ds4_plan_measure_fn measure, const void *arg, struct ds4_weights_size *size,
+                        struct ds4_err *err)
+{
+    if (measure(arg, n_resident, size, err) != 0)
+        return -1;
+    rq->n_resident = n_resident;
+    rq->weights_device_bytes = size->device_bytes;
+    rq->weights_mapped_bytes = size->mapped_bytes;
+    rq->offload_bytes = 0;
+    rq->host_expert_bytes = 0;
+    if (n_resident > 0) {
+        rq->offload_bytes = ds4_offload_device_bytes(rq->model, rq->max_step_tok, size->slab_bytes);
+        rq->host_expert_bytes =
+            size->host_bytes + ds4_offload_host_bytes(rq->model, rq->max_step_tok);
+    }
+    return ds4_plan_make(plan, rq, err);
+}
+
+int ds4_plan_fit(struct ds4_plan *plan, struct ds4_plan_request *rq, bool offload,
+                 ds4_plan_measure_fn measure, const void *arg, struct ds4_weights_size *size,
+                 struct ds4_err *err)
+{
+    struct ds4_err why = {DS4_OK, ""};
+    int32_t low = rq->model->n_expert_used;
+    int32_t high = max_expert(rq->model) - 1;
+
+    if (try_resident(plan, rq, 0, measure, arg, size, &why) == 0)
+        return 0;
+    if (!offload || why.code != DS4_E_NOMEM || low > high) {
+        if (err != NULL)
+            *err = why;
+        return -1;
+    }
+    if (rq->context_tok == 0)
+        rq->context_tok = rq->model->context_tok < DS4_PLAN_OFFLOAD_TOK ? rq->model->context_tok
+                                                                        : DS4_PLAN_OFFLOAD_TOK;
+    if (rq->n_blocks == 0)
+        rq->n_blocks = rq->max_seqs * ds4_plan_seq_blocks(rq->context_tok);
+    if (try_resident(plan, rq, low, measure, arg, size, err) != 0)
+        return ds4_err_wrap(err, "even with %d experts per layer on the device", low);
+    while (low < high) {
+        int32_t middle = (low + high + 1) / 2;
+
+        if (try_resident(plan, rq, middle, measure, arg, size, NULL) == 0)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return try_resident(plan, rq, low, measure, arg, size, err);
+}
+
 /* ---- table -------------------------------------------------------------------------------------- */
 
 static void log_line(const char *part, size_t bytes, const char *note)
@@ -378,9 +436,13 @@ void ds4_plan_log(const struct ds4_plan *plan)
     log_line("step_buffers", plan->steps_bytes, "");
     log_line("scratch", plan->scratch_bytes, "");
     log_line("pipe", plan->pipe_bytes, "");
+    log_line("offload", plan->offload_bytes, "");
     log_line("spare", plan->spare_bytes, "");
     log_line("total", ds4_plan_total(plan), "");
     log_line("free", plan->free_bytes, "");
     log_line("host", plan->host_bytes, "where=host");
+    if (plan->n_resident > 0)
+        ds4_log(DS4_LOG_INFO, "plan.offload", "experts_per_layer=%d host_mib=%zu", plan->n_resident,
+                plan->host_expert_bytes >> 20);
     log_line("host_points", (size_t)plan->n_unit * plan->unit_bytes, "where=host");
 }

@@ -11,6 +11,7 @@
 #include "kernels/backend.h"
 #include "worker/kv_cache.h"
 #include "worker/stage.h"
+#include "worker/weights.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -18,7 +19,8 @@
 
 #define DS4_PLAN_SPARE_SLOTS 2 /* parked or arriving sequences beside the running ones */
 /* Cards have faulted at the top of their memory, and the driver takes from it later. */
-#define DS4_PLAN_CARD_SPARE ((size_t)1 << 30)
+#define DS4_PLAN_CARD_SPARE  ((size_t)1 << 30)
+#define DS4_PLAN_OFFLOAD_TOK 32768 /* context where memory goes to experts first */
 
 /* Device buffers of one step; n = max_tok rows. */
 struct ds4_step_buffers {
@@ -65,10 +67,13 @@ struct ds4_plan_request {
     int64_t host_budget; /* host bytes for points and stagings */
     size_t weights_device_bytes;
     size_t weights_mapped_bytes;
-    size_t pipe_bytes;  /* what the pipe between stages needs on the device */
-    size_t free_bytes;  /* on the device now */
-    size_t total_bytes; /* of the device */
-    bool own_memory;    /* a card: DS4_PLAN_CARD_SPARE stays free */
+    int32_t n_resident;       /* experts of a layer on the device; 0: all */
+    size_t offload_bytes;     /* device buffers of worker/offload.h */
+    size_t host_expert_bytes; /* experts in host memory, and its buffers there */
+    size_t pipe_bytes;        /* what the pipe between stages needs on the device */
+    size_t free_bytes;        /* on the device now */
+    size_t total_bytes;       /* of the device */
+    bool own_memory;          /* a card: DS4_PLAN_CARD_SPARE stays free */
     size_t (*scratch_bytes)(const void *arg, const struct ds4_limits *limits);
     const void *scratch_arg;
 };
@@ -92,6 +97,9 @@ struct ds4_plan {
     size_t points_bytes; /* device area where points are gathered; 0 without host memory for them */
     size_t steps_bytes;
     size_t scratch_bytes;
+    int32_t n_resident; /* 0: all experts */
+    size_t offload_bytes;
+    size_t host_expert_bytes;
     size_t pipe_bytes;
     size_t spare_bytes; /* left alone */
     size_t host_bytes;  /* tables, histories, logits on the host */
@@ -113,6 +121,18 @@ int32_t ds4_plan_seq_blocks(int32_t context_tok);
  * but for pages. */
 int ds4_plan_make(struct ds4_plan *plan, const struct ds4_plan_request *request,
                   struct ds4_err *err) DS4_MUST_CHECK;
+
+/* Tells the plan what weights take with n_resident experts of each layer on the device (0: all). */
+typedef int (*ds4_plan_measure_fn)(const void *arg, int32_t n_resident,
+                                   struct ds4_weights_size *size, struct ds4_err *err);
+
+/* ds4_plan_make with weights as measured: all of them on the device, or if that does not fit and
+ * `offload` allows it, as many experts per layer as fit beside a cache of the context asked for (an open
+ * one: DS4_PLAN_OFFLOAD_TOK) for every sequence; never fewer than one token uses.  Fills in what *rq
+ * lacked. */
+int ds4_plan_fit(struct ds4_plan *plan, struct ds4_plan_request *rq, bool offload,
+                 ds4_plan_measure_fn measure, const void *arg, struct ds4_weights_size *size,
+                 struct ds4_err *err) DS4_MUST_CHECK;
 
 /* One row of the residual between stages. */
 size_t ds4_plan_row_bytes(const struct ds4_model_shape *model, enum ds4_dtype stream);

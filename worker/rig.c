@@ -99,20 +99,46 @@ static int say_what_would_fit(struct ds4_rig *rig, struct ds4_cut *c, const stru
     }
     if (context > ds4_cut_model(c)->context_tok)
         context = ds4_cut_model(c)->context_tok;
-    if (ds4_cut_at(c, wanted > 0 ? wanted : context, err) != 0)
+    if (ds4_cut_at(c, wanted > 0 ? wanted : context, false, err) != 0)
         return -1;
     advise_cards(rig, c, card, n_card, wanted > 0 ? wanted : context);
     all = ds4_cut_size(c, &whole);
-    advise(rig,
-           "the routed experts are %.1f of %.1f GiB; all of them must lie on the cards, none can "
-           "stay in host memory",
-           (double)(all.class_bytes[DS4_CLASS_GATE_UP] + all.class_bytes[DS4_CLASS_DOWN]) /
-               (double)GIB,
-           (double)(all.device_bytes + all.mapped_bytes) / (double)GIB);
+    fit = ds4_cut_config(c)->offload ? 0 : ds4_cut_offload(c, card, n_card, &p, err);
+    if (fit < 0)
+        return -1;
+    print_counts(&p, counts, sizeof(counts));
+    if (fit > 0)
+        advise(
+            rig,
+            "gpu.offload = true would: {%s}, experts that do not fit (of %.1f GiB) in host memory",
+            counts,
+            (double)(all.class_bytes[DS4_CLASS_GATE_UP] + all.class_bytes[DS4_CLASS_DOWN]) /
+                (double)GIB);
+    else
+        advise(rig, "the weights are %.1f GiB",
+               (double)(all.device_bytes + all.mapped_bytes) / (double)GIB);
     return 0;
 }
 
 /* ---- the rig ------------------------------------------------------------------------------------ */
+
+/* Reads of one token, at the rates of those who read.  Experts on the host are used as often as the
+ * others: real routing prefers some, and those move to the card. */
+static void estimate(struct ds4_rig_stage *stage, const struct ds4_cut *c)
+{
+    const struct ds4_model_part *part = &stage->plan.part;
+    size_t experts = ds4_cut_expert_bytes(c, part->first_layer, part->end_layer);
+    double absent = 0;
+
+    if (stage->plan.n_resident > 0)
+        absent = 1 - (double)stage->plan.n_resident / ds4_cut_model(c)->n_expert[part->first_layer];
+    stage->host_bytes = (size_t)(absent * (double)experts);
+    stage->token_seconds =
+        (double)(stage->token_bytes - stage->host_bytes) / (stage->card.gb_per_s * 1e9);
+    if (stage->host_bytes > 0)
+        stage->token_seconds += (double)stage->host_bytes / (DS4_HOST_GB_PER_S * 1e9) +
+                                (part->end_layer - part->first_layer) * DS4_HOST_TRIP_US * 1e-6;
+}
 
 /* Each stage decides by itself at start, so does it here; the rig has what all of them have. */
 static void plan_stages(struct ds4_rig *rig, const struct ds4_cut *c, const struct ds4_card *card)
@@ -130,10 +156,9 @@ static void plan_stages(struct ds4_rig *rig, const struct ds4_cut *c, const stru
         stage->total_bytes = (size_t)card[s].gib * GIB;
         stage->weights = ds4_cut_size(c, &part);
         stage->token_bytes = ds4_cut_read_bytes(c, part.first_layer, part.end_layer);
-        stage->token_seconds = (double)stage->token_bytes / (card[s].gb_per_s * 1e9);
         stage->fits = ds4_cut_plan(c, &part, stage->total_bytes, ds4_card_usable(&card[s]),
-                                   ds4_cut_config(c)->context_tok, ds4_cut_config(c)->n_blocks,
-                                   &stage->plan, &err) == 0;
+                                   &stage->plan, &stage->weights, &err) == 0;
+        estimate(stage, c);
         rig->token_seconds += stage->token_seconds;
         if (stage->fits && stage->plan.context_tok < rig->context_tok)
             rig->context_tok = stage->plan.context_tok;

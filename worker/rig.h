@@ -28,6 +28,7 @@ struct ds4_rig_stage {
     bool fits;
     double token_seconds; /* reads of one token */
     size_t token_bytes;
+    size_t host_bytes; /* of those, read by the host: experts that are not on the card */
 };
 
 struct ds4_rig {

@@ -6,6 +6,8 @@
  * has the most left. */
 #include "worker/rig_cut.h"
 
+#include "worker/offload.h"
+
 #include <stdlib.h>
 
 #define LEAST_CONTEXT DS4_BLOCK_TOK
@@ -28,6 +30,9 @@ struct ds4_cut {
     const struct ds4_pipe_ops *pipe; /* between cards; NULL: there is only one */
     int32_t n_card;
     struct ds4_weights_size layer[DS4_MAX_LAYERS];
+    struct ds4_weights_size least[DS4_MAX_LAYERS]; /* with as few experts as offload allows */
+    size_t expert_read[DS4_MAX_LAYERS + 1]; /* of one token's reads, those of routed experts */
+    bool offloads;                          /* `need` is of that kind */
     struct ds4_weights_size embed;
     struct ds4_weights_size head;
     size_t read[DS4_MAX_LAYERS + 1]; /* bytes of one token in layers [0, l) */
@@ -61,22 +66,31 @@ static void add_size(struct ds4_weights_size *sum, const struct ds4_weights_size
 {
     sum->device_bytes += add->device_bytes;
     sum->mapped_bytes += add->mapped_bytes;
+    sum->host_bytes += add->host_bytes;
+    if (add->slab_bytes > sum->slab_bytes)
+        sum->slab_bytes = add->slab_bytes;
     for (int i = 0; i <= DS4_N_CLASSES; i++)
         sum->class_bytes[i] += add->class_bytes[i];
 }
 
 /* Tensors are placed one after the other at fixed alignment, so parts add up. */
-struct ds4_weights_size ds4_cut_size(const struct ds4_cut *c, const struct ds4_model_part *part)
+static struct ds4_weights_size sum_part(const struct ds4_cut *c, const struct ds4_model_part *part,
+                                        const struct ds4_weights_size *layer)
 {
     struct ds4_weights_size sum = {0};
 
     if (part->embed)
         add_size(&sum, &c->embed);
     for (int32_t l = part->first_layer; l < part->end_layer; l++)
-        add_size(&sum, &c->layer[l]);
+        add_size(&sum, &layer[l]);
     if (part->head)
         add_size(&sum, &c->head);
     return sum;
+}
+
+struct ds4_weights_size ds4_cut_size(const struct ds4_cut *c, const struct ds4_model_part *part)
+{
+    return sum_part(c, part, c->layer);
 }
 
 static struct ds4_model_part part_of(const struct ds4_cut *c, int32_t first, int32_t end)
@@ -114,10 +128,11 @@ static size_t weights_read(const struct ds4_weights_size *size, int32_t n_used, 
     return dense + experts / (size_t)n_expert * (size_t)n_used;
 }
 
-static int measure(struct ds4_cut *c, const struct ds4_model_part *part,
+static int measure(const struct ds4_cut *c, const struct ds4_model_part *part, int32_t n_resident,
                    struct ds4_weights_size *size, struct ds4_err *err)
 {
-    const struct ds4_weights_request rq = {.model = c->model, .file = c->file, .part = *part};
+    const struct ds4_weights_request rq = {
+        .model = c->model, .file = c->file, .part = *part, .n_resident = n_resident};
 
     return ds4_stage_weights_measure(&rq, size, err);
 }
@@ -129,16 +144,21 @@ static int measure_all(struct ds4_cut *c, struct ds4_err *err)
     struct ds4_model_part part = {.embed = true};
 
     ds4_plan_request_of(c->config, m, true, &rq);
-    if (measure(c, &part, &c->embed, err) != 0)
+    if (measure(c, &part, 0, &c->embed, err) != 0)
         return -1;
     part = (struct ds4_model_part){.head = true};
-    if (measure(c, &part, &c->head, err) != 0)
+    if (measure(c, &part, 0, &c->head, err) != 0)
         return -1;
     c->head_read = weights_read(&c->head, 1, 1);
     for (int32_t l = 0; l < m->n_layer; l++) {
         part = (struct ds4_model_part){.first_layer = l, .end_layer = l + 1};
-        if (measure(c, &part, &c->layer[l], err) != 0)
+        if (measure(c, &part, 0, &c->layer[l], err) != 0 ||
+            measure(c, &part, m->n_expert_used, &c->least[l], err) != 0)
             return -1;
+        c->expert_read[l + 1] =
+            c->expert_read[l] +
+            (c->layer[l].class_bytes[DS4_CLASS_GATE_UP] + c->layer[l].class_bytes[DS4_CLASS_DOWN]) /
+                (size_t)m->n_expert[l] * (size_t)m->n_expert_used;
         c->read[l + 1] = c->read[l] + weights_read(&c->layer[l], m->n_expert_used, m->n_expert[l]) +
                          cache_read(m, &rq, l, c->model_tok);
     }
@@ -197,43 +217,88 @@ static size_t pipe_bytes(const struct ds4_cut *c, const struct ds4_plan_request 
 }
 
 /* One stage: what ds4_stage_new would decide on a card with so much memory. */
-int ds4_cut_plan(const struct ds4_cut *c, const struct ds4_model_part *part, size_t total_bytes,
-                 size_t free_bytes, int32_t context_tok, int32_t n_blocks, struct ds4_plan *plan,
-                 struct ds4_err *err)
+size_t ds4_cut_expert_bytes(const struct ds4_cut *c, int32_t first, int32_t end)
 {
-    struct ds4_weights_size size = ds4_cut_size(c, part);
-    struct ds4_plan_request rq;
-
-    ds4_plan_request_of(c->config, c->model, true, &rq);
-    rq.part = *part;
-    rq.context_tok = context_tok;
-    rq.n_blocks = n_blocks;
-    rq.weights_device_bytes = size.device_bytes;
-    rq.weights_mapped_bytes = size.mapped_bytes;
-    rq.pipe_bytes = pipe_bytes(c, &rq);
-    rq.total_bytes = total_bytes;
-    rq.free_bytes = free_bytes;
-    rq.scratch_bytes = scratch_of;
-    rq.scratch_arg = c;
-    return ds4_plan_make(plan, &rq, err);
+    return c->expert_read[end] - c->expert_read[first];
 }
 
-/* need[first][end]: bytes of every range with one sequence of context_tok, spare included. */
-int ds4_cut_at(struct ds4_cut *c, int32_t context_tok, struct ds4_err *err)
+struct measure_arg {
+    const struct ds4_cut *c;
+    struct ds4_model_part part;
+};
+
+/* The two kinds that a need table asks for are known; others are walked. */
+static int measure_part(const void *arg, int32_t n_resident, struct ds4_weights_size *size,
+                        struct ds4_err *err)
 {
+    const struct measure_arg *m = arg;
+
+    if (n_resident == 0)
+        *size = sum_part(m->c, &m->part, m->c->layer);
+    else if (n_resident == m->c->model->n_expert_used)
+        *size = sum_part(m->c, &m->part, m->c->least);
+    else
+        return measure(m->c, &m->part, n_resident, size, err);
+    return 0;
+}
+
+static void fill_request(const struct ds4_cut *c, const struct ds4_model_part *part,
+                         size_t total_bytes, size_t free_bytes, struct ds4_plan_request *rq)
+{
+    ds4_plan_request_of(c->config, c->model, true, rq);
+    rq->part = *part;
+    rq->pipe_bytes = pipe_bytes(c, rq);
+    rq->total_bytes = total_bytes;
+    rq->free_bytes = free_bytes;
+    rq->scratch_bytes = scratch_of;
+    rq->scratch_arg = c;
+}
+
+int ds4_cut_plan(const struct ds4_cut *c, const struct ds4_model_part *part, size_t total_bytes,
+                 size_t free_bytes, struct ds4_plan *plan, struct ds4_weights_size *size,
+                 struct ds4_err *err)
+{
+    const struct measure_arg arg = {c, *part};
+    struct ds4_plan_request rq;
+
+    fill_request(c, part, total_bytes, free_bytes, &rq);
+    return ds4_plan_fit(plan, &rq, c->config->offload, measure_part, &arg, size, err);
+}
+
+/* One range: with one sequence of context_tok, or what offload wants at least. */
+static int need_of(const struct ds4_cut *c, const struct ds4_model_part *part, int32_t context_tok,
+                   size_t *need, struct ds4_err *err)
+{
+    const struct ds4_weights_size size = sum_part(c, part, c->offloads ? c->least : c->layer);
     int32_t blocks = ds4_plan_seq_blocks(context_tok);
+    struct ds4_plan_request rq;
     struct ds4_plan plan;
 
-    if (c->config->n_blocks > blocks)
-        blocks = c->config->n_blocks;
+    fill_request(c, part, SIZE_MAX / 2, SIZE_MAX / 2, &rq);
+    rq.context_tok = context_tok;
+    if (c->offloads) {
+        blocks *= c->config->max_seqs;
+        rq.offload_bytes =
+            ds4_offload_device_bytes(c->model, c->config->max_step_tok, size.slab_bytes);
+    }
+    rq.n_blocks = c->config->n_blocks > blocks ? c->config->n_blocks : blocks;
+    rq.weights_device_bytes = size.device_bytes;
+    rq.weights_mapped_bytes = size.mapped_bytes;
+    if (ds4_plan_make(&plan, &rq, err) != 0)
+        return -1;
+    *need = ds4_plan_total(&plan) + ds4_plan_slack(&plan);
+    return 0;
+}
+
+int ds4_cut_at(struct ds4_cut *c, int32_t context_tok, bool offloads, struct ds4_err *err)
+{
+    c->offloads = offloads;
     for (int32_t first = 0; first < c->model->n_layer; first++) {
         for (int32_t end = first + 1; end <= c->model->n_layer; end++) {
             const struct ds4_model_part part = part_of(c, first, end);
 
-            if (ds4_cut_plan(c, &part, SIZE_MAX / 2, SIZE_MAX / 2, context_tok, blocks, &plan,
-                             err) != 0)
+            if (need_of(c, &part, context_tok, &c->need[first][end], err) != 0)
                 return -1;
-            c->need[first][end] = ds4_plan_total(&plan) + ds4_plan_slack(&plan);
         }
     }
     return 0;
@@ -310,7 +375,7 @@ int32_t ds4_cut_find(struct ds4_cut *c, const struct ds4_card *card, int32_t n_c
                      int32_t context_tok, struct ds4_partition *out, struct ds4_err *err)
 {
     for (; context_tok >= LEAST_CONTEXT; context_tok = ds4_cut_half(context_tok)) {
-        if (ds4_cut_at(c, context_tok, err) != 0)
+        if (ds4_cut_at(c, context_tok, false, err) != 0)
             return -1;
         if (ds4_cut_layers(c, card, n_card, out))
             return context_tok;
@@ -319,16 +384,33 @@ int32_t ds4_cut_find(struct ds4_cut *c, const struct ds4_card *card, int32_t n_c
 }
 
 /* With a context in the settings only that one will do.  > 0: cut; 0: none fits; -1: error. */
+int32_t ds4_cut_offload(struct ds4_cut *c, const struct ds4_card *card, int32_t n_card,
+                        struct ds4_partition *out, struct ds4_err *err)
+{
+    int32_t context = c->config->context_tok;
+
+    if (context == 0)
+        context = c->model->context_tok < DS4_PLAN_OFFLOAD_TOK ? c->model->context_tok
+                                                               : DS4_PLAN_OFFLOAD_TOK;
+    if (ds4_cut_at(c, context, true, err) != 0)
+        return -1;
+    return ds4_cut_layers(c, card, n_card, out) ? context : 0;
+}
+
 int32_t ds4_cut_choose(struct ds4_cut *c, const struct ds4_card *card, int32_t n_card,
                        struct ds4_partition *out, struct ds4_err *err)
 {
     int32_t context = c->config->context_tok;
 
     if (context == 0)
-        return ds4_cut_find(c, card, n_card, c->model->context_tok, out, err);
-    if (ds4_cut_at(c, context, err) != 0)
-        return -1;
-    return ds4_cut_layers(c, card, n_card, out) ? context : 0;
+        context = ds4_cut_find(c, card, n_card, c->model->context_tok, out, err);
+    else if (ds4_cut_at(c, context, false, err) != 0)
+        context = -1;
+    else if (!ds4_cut_layers(c, card, n_card, out))
+        context = 0;
+    if (context == 0 && c->config->offload)
+        return ds4_cut_offload(c, card, n_card, out, err);
+    return context;
 }
 
 void ds4_cut_free(struct ds4_cut *c)

@@ -36,13 +36,18 @@ int32_t ds4_cut_model_tok(const struct ds4_cut *c);
 struct ds4_weights_size ds4_cut_size(const struct ds4_cut *c, const struct ds4_model_part *part);
 size_t ds4_cut_read_bytes(const struct ds4_cut *c, int32_t first, int32_t end);
 
+/* Of those bytes, the routed experts'. */
+size_t ds4_cut_expert_bytes(const struct ds4_cut *c, int32_t first, int32_t end);
+
 /* One stage as ds4_stage_new would plan it on a card with so much memory. */
 int ds4_cut_plan(const struct ds4_cut *c, const struct ds4_model_part *part, size_t total_bytes,
-                 size_t free_bytes, int32_t context_tok, int32_t n_blocks, struct ds4_plan *plan,
+                 size_t free_bytes, struct ds4_plan *plan, struct ds4_weights_size *size,
                  struct ds4_err *err) DS4_MUST_CHECK;
 
-/* Works out what every range needs with one sequence of context_tok: what ds4_cut_layers goes by. */
-int ds4_cut_at(struct ds4_cut *c, int32_t context_tok, struct ds4_err *err) DS4_MUST_CHECK;
+/* Works out what every range needs at that context: with one sequence and all experts on the card, or
+ * with as few experts as offload allows.  What ds4_cut_layers goes by. */
+int ds4_cut_at(struct ds4_cut *c, int32_t context_tok, bool offloads,
+               struct ds4_err *err) DS4_MUST_CHECK;
 /* The best cut at that context; false: none fits. */
 bool ds4_cut_layers(struct ds4_cut *c, const struct ds4_card *card, int32_t n_card,
                     struct ds4_partition *out);
@@ -54,7 +59,11 @@ int32_t ds4_cut_half(int32_t context_tok);
 int32_t ds4_cut_find(struct ds4_cut *c, const struct ds4_card *card, int32_t n_card,
                      int32_t context_tok, struct ds4_partition *out,
                      struct ds4_err *err) DS4_MUST_CHECK;
-/* The same for the context of the settings and no other, or from the model's down if they name none. */
+/* With experts on the host, at the context of the settings or DS4_PLAN_OFFLOAD_TOK. */
+int32_t ds4_cut_offload(struct ds4_cut *c, const struct ds4_card *card, int32_t n_card,
+                        struct ds4_partition *out, struct ds4_err *err) DS4_MUST_CHECK;
+/* ds4_cut_find for the context of the settings and no other, or from the model's down if they name none;
+ * then, where the settings allow it, ds4_cut_offload. */
 int32_t ds4_cut_choose(struct ds4_cut *c, const struct ds4_card *card, int32_t n_card,
                        struct ds4_partition *out, struct ds4_err *err) DS4_MUST_CHECK;
 

@@ -61,6 +61,16 @@ static size_t pipe_area(const struct ds4_rig_stage *s)
     return s->plan.pipe_bytes;
 }
 
+static size_t offload(const struct ds4_rig_stage *s)
+{
+    return s->plan.offload_bytes;
+}
+
+static size_t host_experts(const struct ds4_rig_stage *s)
+{
+    return s->plan.host_expert_bytes;
+}
+
 static size_t spare(const struct ds4_rig_stage *s)
 {
     return s->plan.spare_bytes;
@@ -95,11 +105,13 @@ static const struct row rows[] = {
     {"step buffers", "step_buffers", steps},
     {"scratch", "scratch", scratch},
     {"pipe", "pipe", pipe_area},
+    {"offload buffers", "offload", offload},
     {"left free", "spare", spare},
     {"needed", "total", total},
     {"usable", "usable", usable},
     {"card", "card", card},
     {"host memory", "host", host},
+    {"experts on the host", "host_experts", host_experts},
 };
 
 #define N_ROW (sizeof(rows) / sizeof(rows[0]))
@@ -173,11 +185,23 @@ static void put_classes(const struct ds4_rig *rig, int32_t first, int32_t end, s
     }
 }
 
+/* Experts of each layer on the card. */
+static int32_t residents(const struct ds4_rig *rig, int32_t s)
+{
+    const struct ds4_plan *plan = &rig->stage[s].plan;
+
+    return plan->n_resident > 0 ? plan->n_resident : rig->model.n_expert[plan->part.first_layer];
+}
+
 static void put_ends(const struct ds4_rig *rig, int32_t first, int32_t end, struct ds4_buf *out)
 {
     put_label(out, "", "blocks of 256 tokens");
     for (int32_t s = first; s < end; s++)
         (void)ds4_buf_appendf(out, "%*" PRId32, CELL, rig->stage[s].plan.kv.n_block);
+    (void)ds4_buf_append_byte(out, '\n');
+    put_label(out, "", "experts per layer here");
+    for (int32_t s = first; s < end; s++)
+        (void)ds4_buf_appendf(out, "%*" PRId32, CELL, residents(rig, s));
     (void)ds4_buf_append_byte(out, '\n');
     put_label(out, "", "context");
     for (int32_t s = first; s < end; s++)
@@ -197,10 +221,12 @@ static void put_ends(const struct ds4_rig *rig, int32_t first, int32_t end, stru
 
 static void put_notes(const struct ds4_rig *rig, struct ds4_buf *out)
 {
-    size_t bytes = 0;
+    size_t bytes = 0, host_bytes = 0;
 
-    for (int32_t s = 0; s < rig->partition.n_stage; s++)
+    for (int32_t s = 0; s < rig->partition.n_stage; s++) {
         bytes += rig->stage[s].token_bytes;
+        host_bytes += rig->stage[s].host_bytes;
+    }
     (void)ds4_buf_appendf(out, "%s\n", rig->verdict);
     for (size_t i = 0; i < sizeof(rig->advice) / sizeof(rig->advice[0]); i++)
         if (rig->advice[i][0] != '\0')
@@ -210,6 +236,11 @@ static void put_notes(const struct ds4_rig *rig, struct ds4_buf *out)
                               "one stream reads %.2f GB per token at %" PRId32
                               " tokens: at most %.0f tokens/s, before hops and launches\n",
                               (double)bytes / GB, rig->model_tok, 1 / rig->token_seconds);
+    if (host_bytes > 0)
+        (void)ds4_buf_appendf(out,
+                              "of these the host reads %.2f GB, at %.0f GB/s, if experts are used "
+                              "evenly; favourites move to the cards\n",
+                              (double)host_bytes / GB, DS4_HOST_GB_PER_S);
     if (rig->scratch_estimate)
         (void)ds4_buf_append_text(
             out, "scratch is an upper bound: this build has no CUDA code to ask\n");
@@ -274,6 +305,10 @@ static void json_stage(const struct ds4_rig *rig, int32_t s, struct ds4_jw *w)
     ds4_jw_int(w, stage->plan.kv.n_block);
     ds4_jw_key(w, "context");
     ds4_jw_int(w, stage->plan.context_tok);
+    ds4_jw_key(w, "experts_per_layer");
+    ds4_jw_int(w, residents(rig, s));
+    ds4_jw_key(w, "host_token_bytes");
+    ds4_jw_int(w, (int64_t)stage->host_bytes);
     ds4_jw_key(w, "token_bytes");
     ds4_jw_int(w, (int64_t)stage->token_bytes);
     ds4_jw_key(w, "token_seconds");

@@ -76,6 +76,7 @@ static int fill_card(const struct ds4_config *config, int32_t stage, struct ds4_
 
     out->device.ordinal = stage;
     out->self_test = config->gpu.self_test;
+    out->offload = config->gpu.offload;
     if (device->n > 0)
         out->device.card = device->v[device->n == 1 ? 0 : stage];
     if (limit->n > 0)

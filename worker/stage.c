@@ -373,10 +373,11 @@ static void fill_record(const struct ds4_stage *st, const struct ds4_step *step,
     }
 }
 
-/* Brings the counts of distinct experts over, before a step, when the device has nothing to do, and
+/* Brings the counts of experts over, before a step, when the device has nothing to do, and
  * rarely. */
 static void read_spread(struct ds4_stage *st, int64_t now_ns)
 {
+    struct ds4_offload_stats stats;
     uint64_t count[2];
 
     if (now_ns - st->spread_ns < SPREAD_EVERY_NS)
@@ -385,6 +386,13 @@ static void read_spread(struct ds4_stage *st, int64_t now_ns)
     st->backend->download(st->dev, count, st->buf.spread, sizeof(count));
     atomic_store_explicit(&st->spread_steps, count[0], memory_order_relaxed);
     atomic_store_explicit(&st->spread_experts, count[1], memory_order_relaxed);
+    if (st->offload == NULL)
+        return;
+    ds4_offload_stats(st->offload, &stats);
+    atomic_store_explicit(&st->uses_on_device, stats.resident, memory_order_relaxed);
+    atomic_store_explicit(&st->uses_streamed, stats.streamed, memory_order_relaxed);
+    atomic_store_explicit(&st->uses_on_host, stats.host, memory_order_relaxed);
+    atomic_store_explicit(&st->experts_moved, stats.moved, memory_order_relaxed);
 }
 
 int ds4_stage_forward(struct ds4_stage *st, const struct ds4_step *step, void *rows,
@@ -401,6 +409,8 @@ int ds4_stage_forward(struct ds4_stage *st, const struct ds4_step *step, void *r
     st->unfinished = true;
     if (st->batch.n_tok > 0) {
         read_spread(st, start_ns);
+        if (st->offload != NULL)
+            ds4_offload_adapt(st->offload);
         st->backend->begin(st->dev, &st->batch);
         if (st->first)
             ds4_embed_forward(st);

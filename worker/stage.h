@@ -58,6 +58,7 @@ struct ds4_stage_config {
     int32_t max_seqs;          /* entries per step, <= DS4_MAX_STEP_ENTRIES; slots = max_seqs + 2 */
     int32_t max_step_tok;      /* rows per step, <= DS4_MAX_STEP_TOK */
     int32_t n_blocks;          /* cache blocks; 0: as many as fit, at most what all slots can use */
+    bool offload;              /* experts that do not fit on the device stay in host memory */
     bool self_test;            /* memory of a card is tested before it is used */
     size_t memory_limit_bytes; /* the stage plans as if the device had no more; 0: all of it */
     int64_t host_bytes;        /* host memory for points and stagings; 0: none */

@@ -99,14 +99,18 @@ static void memory_of(const struct ds4_stage *st, const struct ds4_stage_config 
     *free_bytes = least(*free_bytes, limit);
 }
 
-static struct ds4_weights_request
-weights_request(const struct ds4_stage *st, const struct ds4_model_part *part, enum ds4_load load)
+static struct ds4_weights_request weights_request(const struct ds4_stage *st,
+                                                  const struct ds4_model_part *part,
+                                                  enum ds4_load load, int32_t n_resident)
 {
     struct ds4_weights_request rq = {.model = &st->model,
                                      .file = st->file,
                                      .part = *part,
-                                     .in_place =
-                                         st->backend->host_weights && load == DS4_LOAD_MMAP};
+                                     .in_place = st->backend->host_weights && load == DS4_LOAD_MMAP,
+                                     .n_resident = n_resident,
+                                     .host_area = st->host_experts,
+                                     .host = st->host,
+                                     .host_dev = st->host_dev};
     return rq;
 }
 
@@ -125,27 +129,38 @@ static size_t pipe_bytes(const struct ds4_stage *st, const struct ds4_stage_conf
     return config->pipe == NULL ? 0 : config->pipe->area_bytes(&pipe);
 }
 
+struct measure_arg {
+    const struct ds4_stage *st;
+    struct ds4_model_part part;
+    enum ds4_load load;
+};
+
+static int measure_weights(const void *arg, int32_t n_resident, struct ds4_weights_size *size,
+                           struct ds4_err *err)
+{
+    const struct measure_arg *m = arg;
+    struct ds4_weights_request rq = weights_request(m->st, &m->part, m->load, n_resident);
+
+    return ds4_stage_weights_measure(&rq, size, err);
+}
+
 /* Opens model and device and fills *plan. */
 static int make_plan(struct ds4_stage *st, const struct ds4_stage_config *config,
                      struct ds4_weights_size *size, struct ds4_plan *plan, struct ds4_err *err)
 {
-    struct ds4_weights_request weights;
+    struct measure_arg measure = {.st = st, .load = config->load};
     struct ds4_plan_request rq;
 
     if (open_model(st, config, err) != 0 || open_device(st, config, err) != 0)
         return -1;
-    weights = weights_request(st, &st->plan.part, config->load);
-    if (ds4_stage_weights_measure(&weights, size, err) != 0)
-        return -1;
     ds4_plan_request_of(config, &st->model, !st->backend->host_weights, &rq);
     rq.part = st->plan.part;
-    rq.weights_device_bytes = size->device_bytes;
-    rq.weights_mapped_bytes = size->mapped_bytes;
+    measure.part = st->plan.part;
     rq.pipe_bytes = pipe_bytes(st, config, rq.stream);
     rq.scratch_bytes = scratch_of;
     rq.scratch_arg = st;
     memory_of(st, config, &rq.free_bytes, &rq.total_bytes);
-    return ds4_plan_make(plan, &rq, err);
+    return ds4_plan_fit(plan, &rq, config->offload, measure_weights, &measure, size, err);
 }
 
 int ds4_stage_plan(const struct ds4_stage_config *config, struct ds4_plan *plan,
@@ -190,7 +205,7 @@ static void test_memory(struct ds4_stage *st, const struct ds4_area *area, int32
 }
 
 static int alloc_device(struct ds4_stage *st, bool self_test, void **weights_area,
-                        struct ds4_err *err)
+                        void **offload_area, struct ds4_err *err)
 {
     const struct ds4_plan *plan = &st->plan;
     void *rings, *pages, *points, *steps, *scratch;
@@ -202,7 +217,8 @@ static int alloc_device(struct ds4_stage *st, bool self_test, void **weights_are
         take_device(st, plan->points_bytes, "cache points", &points, err) != 0 ||
         take_device(st, plan->steps_bytes, "step buffers", &steps, err) != 0 ||
         take_device(st, plan->scratch_bytes, "scratch", &scratch, err) != 0 ||
-        take_device(st, plan->pipe_bytes, "pipe", &st->pipe_area, err) != 0)
+        take_device(st, plan->pipe_bytes, "pipe", &st->pipe_area, err) != 0 ||
+        take_device(st, plan->offload_bytes, "offload", offload_area, err) != 0)
         return -1;
     if (self_test && !st->backend->host_weights) {
         const struct ds4_area area[] = {{"weights", *weights_area, plan->weights_bytes},
@@ -211,7 +227,8 @@ static int alloc_device(struct ds4_stage *st, bool self_test, void **weights_are
                                         {"cache points", points, plan->points_bytes},
                                         {"step buffers", steps, plan->steps_bytes},
                                         {"scratch", scratch, plan->scratch_bytes},
-                                        {"pipe", st->pipe_area, plan->pipe_bytes}};
+                                        {"pipe", st->pipe_area, plan->pipe_bytes},
+                                        {"offload", *offload_area, plan->offload_bytes}};
 
         test_memory(st, area, (int32_t)(sizeof(area) / sizeof(area[0])));
     }
@@ -280,6 +297,49 @@ static int alloc_host(struct ds4_stage *st, struct ds4_err *err)
     return ds4_sampler_init(&st->sampler, st->model.n_vocab, (int32_t)n_slot, err);
 }
 
+/* The host's side of offloaded experts: their memory, and the CPU backend with scratch of its own. */
+static int open_host(struct ds4_stage *st, const struct ds4_stage_config *config,
+                     const struct ds4_weights_size *size, struct ds4_err *err)
+{
+    size_t bytes;
+    void *scratch;
+
+    if (st->plan.n_resident == 0)
+        return 0;
+    st->host = ds4_backend_find("cpu");
+    st->host_dev = st->host->open(&config->device, err);
+    if (st->host_dev == NULL)
+        return -1;
+    bytes = st->host->scratch_bytes(st->host_dev, &st->plan.limits);
+    scratch = st->host->alloc(st->host_dev, bytes, "scratch for offloaded experts", err);
+    if (scratch == NULL)
+        return -1;
+    st->host->set_scratch(st->host_dev, scratch, bytes);
+    st->host_expert_bytes = size->host_bytes;
+    st->host_experts = st->backend->alloc_host(st->dev, size->host_bytes, "offloaded experts", err);
+    return st->host_experts == NULL ? -1 : 0;
+}
+
+static int open_offload(struct ds4_stage *st, const struct ds4_weights_size *size, void *area,
+                        struct ds4_err *err)
+{
+    const struct ds4_offload_config config = {.model = &st->model,
+                                              .weights = &st->weights,
+                                              .n_resident = st->plan.n_resident,
+                                              .max_tok = st->plan.max_step_tok,
+                                              .slab_bytes = size->slab_bytes,
+                                              .backend = st->backend,
+                                              .dev = st->dev,
+                                              .area = area,
+                                              .host = st->host,
+                                              .host_dev = st->host_dev};
+
+    if (st->plan.n_resident == 0)
+        return 0;
+    st->offload = ds4_offload_new(&config, err);
+    return st->offload == NULL ? -1 : 0;
+}
+
 /* ---- public ------------------------------------------------------------------------------------- */
 
 struct ds4_stage *ds4_stage_new(const struct ds4_stage_config *config, ds4_progress_fn progress,
@@ -289,7 +349,7 @@ struct ds4_stage *ds4_stage_new(const struct ds4_stage_config *config, ds4_progr
     const struct ds4_weights_progress report = {progress, progress_arg};
     struct ds4_weights_request weights;
     struct ds4_weights_size size;
-    void *area;
+    void *area, *offload_area;
 
     if (st == NULL) {
         ds4_fail(err, DS4_E_NOMEM, "no memory for a stage");
@@ -300,18 +360,24 @@ struct ds4_stage *ds4_stage_new(const struct ds4_stage_config *config, ds4_progr
     atomic_init(&st->running_layer, -1);
     atomic_init(&st->spread_steps, 0);
     atomic_init(&st->spread_experts, 0);
+    atomic_init(&st->uses_on_device, 0);
+    atomic_init(&st->uses_streamed, 0);
+    atomic_init(&st->uses_on_host, 0);
+    atomic_init(&st->experts_moved, 0);
     if (make_plan(st, config, &size, &st->plan, err) != 0)
         goto fail;
     ds4_plan_log(&st->plan);
     ds4_self_test_probe(st->backend, st->dev, &st->probe);
-    if (alloc_device(st, config->self_test, &area, err) != 0 || alloc_host(st, err) != 0 ||
-        open_tier(st, config, err) != 0)
+    if (alloc_device(st, config->self_test, &area, &offload_area, err) != 0 ||
+        alloc_host(st, err) != 0 || open_tier(st, config, err) != 0 ||
+        open_host(st, config, &size, err) != 0)
         goto fail;
     if (config->planned != NULL)
         config->planned(config->planned_arg, st);
-    weights = weights_request(st, &st->plan.part, config->load);
+    weights = weights_request(st, &st->plan.part, config->load, st->plan.n_resident);
     if (ds4_stage_weights_load(&st->weights, &weights, &size, st->backend, st->dev, area, &report,
-                               err) != 0)
+                               err) != 0 ||
+        open_offload(st, &size, offload_area, err) != 0)
         goto fail;
     return st;
 fail:
@@ -339,7 +405,12 @@ void ds4_stage_free(struct ds4_stage *st)
                                (size_t)st->plan.n_unit * st->plan.unit_bytes);
     ds4_kv_store_deinit(&st->store);
     ds4_kv_deinit(&st->kv);
+    ds4_offload_free(st->offload);
     ds4_stage_weights_deinit(&st->weights);
+    if (st->host_experts != NULL)
+        st->backend->free_host(st->dev, st->host_experts, st->host_expert_bytes);
+    if (st->host_dev != NULL)
+        st->host->close(st->host_dev);
     if (st->dev != NULL)
         st->backend->close(st->dev);
     ds4_weights_close(st->file);
@@ -372,6 +443,10 @@ void ds4_stage_health(const struct ds4_stage *st, struct ds4_health *health)
 {
     health->weights_bytes = st->plan.weights_bytes + st->plan.mapped_bytes;
     health->kv_bytes = st->plan.rings_bytes + st->plan.pages_bytes;
+    health->uses_on_device = atomic_load_explicit(&st->uses_on_device, memory_order_relaxed);
+    health->uses_streamed = atomic_load_explicit(&st->uses_streamed, memory_order_relaxed);
+    health->uses_on_host = atomic_load_explicit(&st->uses_on_host, memory_order_relaxed);
+    health->experts_moved = atomic_load_explicit(&st->experts_moved, memory_order_relaxed);
     health->probe = (int32_t)st->probe.verdict;
     health->memory_bytes_per_s = st->probe.memory_bytes_per_s;
     health->link_bytes_per_s = st->probe.link_bytes_per_s;

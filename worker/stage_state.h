@@ -10,6 +10,7 @@
 #include "worker/kv_cache.h"
 #include "worker/kv_point.h"
 #include "worker/kv_tier.h"
+#include "worker/offload.h"
 #include "worker/plan.h"
 #include "worker/sampler.h"
 #include "worker/stage.h"
@@ -41,6 +42,11 @@ struct ds4_stage {
     struct ds4_device *dev; /* owned, with everything allocated from it */
     struct ds4_probe probe; /* what the device can do */
     struct ds4_plan plan;
+    struct ds4_offload *offload;    /* NULL: all experts are on the device */
+    const struct ds4_backend *host; /* what computes the others, and its device; owned */
+    struct ds4_device *host_dev;
+    uint8_t *host_experts; /* of alloc_host */
+    size_t host_expert_bytes;
     struct ds4_stage_weights weights;
     struct ds4_kv kv;
     struct ds4_kv_store store; /* points */
@@ -77,6 +83,11 @@ struct ds4_stage {
     int64_t spread_ns;                   /* when the counts below were read from the device */
     atomic_uint_fast64_t spread_steps;   /* steps counted ... */
     atomic_uint_fast64_t spread_experts; /* ... and distinct experts of the last layer in them */
+    /* struct ds4_offload_stats as of then. */
+    atomic_uint_fast64_t uses_on_device;
+    atomic_uint_fast64_t uses_streamed;
+    atomic_uint_fast64_t uses_on_host;
+    atomic_uint_fast64_t experts_moved;
 
     atomic_int_fast64_t nonfinite_rows;
     atomic_int running_layer; /* -1: none */

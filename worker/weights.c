@@ -57,11 +57,16 @@ static const struct ds4_tensor_info *find(struct walk *k, const char *name, stru
     return info != NULL && info->usable ? info : NULL;
 }
 
+static size_t align_up(size_t bytes)
+{
+    return (bytes + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN;
+}
+
 static uint8_t *reserve(struct walk *k, size_t bytes)
 {
     uint8_t *at = k->area == NULL ? NULL : k->area + k->used.device_bytes;
 
-    bytes = (bytes + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN;
+    bytes = align_up(bytes);
     k->used.device_bytes += bytes;
     k->used.class_bytes[k->class] += bytes;
     return at;
@@ -147,6 +152,78 @@ static int matrix(struct walk *k, const char *name, int64_t n_stack, int64_t n_r
         w->data = dst;
     }
     report(k);
+    return 0;
+}
+
+/* All experts into host memory. */
+static int fill_host(struct walk *k, const struct ds4_tensor_info *info, uint8_t *dst,
+                     struct ds4_err *err)
+{
+    const struct ds4_synth_recipe *recipe = ds4_weights_recipe(k->rq->file, info);
+
+    if (recipe == NULL)
+        return ds4_weights_read(k->rq->file, info, 0, (size_t)info->bytes, dst, err);
+    k->rq->host->synth(k->rq->host_dev, recipe, info->bytes / recipe->block_bytes, dst);
+    return 0;
+}
+
+/* A stack of n experts of which the device gets n_resident and the host all; *one is an expert's size. */
+static int expert_stack(struct walk *k, const char *name, struct ds4_weight *w,
+                        struct ds4_weight *host, size_t *one, struct ds4_err *err)
+{
+    const struct ds4_tensor_info *info = find(k, name, err);
+    int32_t n_resident = k->rq->n_resident;
+    uint8_t *dst, *at = NULL;
+
+    if (info == NULL)
+        return -1;
+    host->dtype = info->dtype;
+    if (ds4_dtype_row_bytes(info->dtype, host->n_col, &host->row_bytes, err) != 0)
+        return ds4_err_wrap(err, "tensor %s", info->name);
+    *w = *host;
+    w->n_stack = n_resident;
+    *one = (size_t)host->n_row * host->row_bytes;
+    dst = reserve(k, (size_t)n_resident * *one);
+    if (k->area != NULL)
+        at = k->rq->host_area + k->used.host_bytes;
+    k->used.host_bytes += align_up((size_t)info->bytes);
+    if (k->area == NULL)
+        return 0;
+    if (fill_host(k, info, at, err) != 0)
+        return -1;
+    for (int32_t i = 0; i < n_resident; i++)
+        k->backend->upload(k->dev, dst + (size_t)i * *one,
+                           at + (size_t)ds4_weights_resident(i, n_resident, host->n_stack) * *one,
+                           *one);
+    k->backend->sync(k->dev);
+    w->data = dst;
+    host->data = at;
+    report(k);
+    return 0;
+}
+
+static int expert_stacks(struct walk *k, struct ds4_layer_weights *w, int32_t n,
+                         struct ds4_err *err)
+{
+    const struct ds4_model_shape *m = k->rq->model;
+    size_t gate, up, down, slab;
+
+    if (k->rq->n_resident == 0 || k->rq->n_resident >= n) {
+        if (matrix(k, "ffn_gate_exps.weight", n, m->d_expert, m->d_model, &w->gate, err) != 0 ||
+            matrix(k, "ffn_up_exps.weight", n, m->d_expert, m->d_model, &w->up, err) != 0)
+            return -1;
+        return matrix(k, "ffn_down_exps.weight", n, m->d_model, m->d_expert, &w->down, err);
+    }
+    w->host_gate = (struct ds4_weight){.n_stack = n, .n_row = m->d_expert, .n_col = m->d_model};
+    w->host_up = w->host_gate;
+    w->host_down = (struct ds4_weight){.n_stack = n, .n_row = m->d_model, .n_col = m->d_expert};
+    if (expert_stack(k, "ffn_gate_exps.weight", &w->gate, &w->host_gate, &gate, err) != 0 ||
+        expert_stack(k, "ffn_up_exps.weight", &w->up, &w->host_up, &up, err) != 0 ||
+        expert_stack(k, "ffn_down_exps.weight", &w->down, &w->host_down, &down, err) != 0)
+        return -1;
+    slab = align_up(gate) + align_up(up) + align_up(down);
+    if (slab > k->used.slab_bytes)
+        k->used.slab_bytes = slab;
     return 0;
 }
 
@@ -368,9 +445,7 @@ static int experts(struct walk *k, struct ds4_layer_weights *w, struct ds4_err *
 
     if (vector(k, "ffn_norm.weight", m->d_model, &w->experts_norm, err) != 0 ||
         matrix(k, "ffn_gate_inp.weight", 1, n, m->d_model, &w->router, err) != 0 ||
-        matrix(k, "ffn_gate_exps.weight", n, m->d_expert, m->d_model, &w->gate, err) != 0 ||
-        matrix(k, "ffn_up_exps.weight", n, m->d_expert, m->d_model, &w->up, err) != 0 ||
-        matrix(k, "ffn_down_exps.weight", n, m->d_model, m->d_expert, &w->down, err) != 0 ||
+        expert_stacks(k, w, m->n_expert[w->id], err) != 0 ||
         matrix(k, "ffn_gate_shexp.weight", 1, m->d_expert, m->d_model, &w->shared_gate, err) != 0 ||
         matrix(k, "ffn_up_shexp.weight", 1, m->d_expert, m->d_model, &w->shared_up, err) != 0 ||
         matrix(k, "ffn_down_shexp.weight", 1, m->d_model, m->d_expert, &w->shared_down, err) != 0)

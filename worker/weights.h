@@ -60,6 +60,11 @@ struct ds4_layer_weights {
     struct ds4_weight gate;     /* [n_expert, d_expert, d_model] */
     struct ds4_weight up;
     struct ds4_weight down; /* [n_expert, d_model, d_expert] */
+    /* All experts in host memory, where gate, up and down hold only n_resident of them, slot after slot
+     * (worker/offload.h); no data where they hold all. */
+    struct ds4_weight host_gate;
+    struct ds4_weight host_up;
+    struct ds4_weight host_down;
     struct ds4_weight shared_gate;
     struct ds4_weight shared_up;
     struct ds4_weight shared_down;
@@ -89,11 +94,24 @@ struct ds4_weights_request {
     struct ds4_model_part part;
     bool
         in_place; /* matrices stay in the mapping; generated ones have none and are made on the device */
+    int32_t n_resident; /* experts of a layer on the device; 0: all */
+    /* Of a load with n_resident > 0: where the experts go on the host, and what makes generated ones. */
+    uint8_t *host_area;
+    const struct ds4_backend *host;
+    struct ds4_device *host_dev;
 };
 
+/* The expert that slot i of n_resident holds at first: evenly spread, since nothing is known yet. */
+static inline int32_t ds4_weights_resident(int32_t i, int32_t n_resident, int32_t n_expert)
+{
+    return (int32_t)((int64_t)i * n_expert / n_resident);
+}
+
 struct ds4_weights_size {
-    size_t device_bytes;                   /* to allocate */
-    size_t mapped_bytes;                   /* used in place */
+    size_t device_bytes; /* to allocate */
+    size_t mapped_bytes; /* used in place */
+    size_t host_bytes;   /* experts on the host */
+    size_t slab_bytes;   /* the largest expert of those layers, its three matrices aligned */
     size_t class_bytes[DS4_N_CLASSES + 1]; /* of both together; the last one: rotary tables */
 };
 

@@ -154,6 +154,8 @@ void ds4_cpu_index(struct ds4_device *dev, const struct ds4_index_args *a);
 void ds4_cpu_attention(struct ds4_device *dev, const struct ds4_attention_args *a);
 void ds4_cpu_route(struct ds4_device *dev, const struct ds4_route_args *a);
 void ds4_cpu_moe(struct ds4_device *dev, const struct ds4_moe_args *a);
+void ds4_cpu_moe_uses(struct ds4_device *dev, const struct ds4_moe_args *a);
+void ds4_cpu_moe_join(struct ds4_device *dev, const struct ds4_moe_args *a);
 void ds4_cpu_spread(struct ds4_device *dev, const struct ds4_spread_args *a);
 void ds4_cpu_probe(struct ds4_device *dev, struct ds4_probe *out);
 void ds4_cpu_pattern_write(struct ds4_device *dev, void *area, size_t bytes, uint64_t seed);

@@ -365,5 +365,7 @@ const struct ds4_backend ds4_backend_cpu = {
     .attention = ds4_cpu_attention,
     .route = ds4_cpu_route,
     .moe = ds4_cpu_moe,
+    .moe_uses = ds4_cpu_moe_uses,
+    .moe_join = ds4_cpu_moe_join,
     .spread = ds4_cpu_spread,
 };

@@ -16,6 +16,7 @@
 /* One (token, expert) use; its middle row has the same index. */
 struct pair {
     int32_t token;
+    int32_t use; /* token * n_used + i */
     float weight;
 };
 
@@ -33,6 +34,7 @@ struct job {
     const struct ds4_weight *gate, *up, *down;
     enum ds4_act_kind gate_kind, up_kind, down_kind;
     float clamp;
+    bool in_parts; /* down rows stay apart, one per use */
     int32_t
         first_token; /* activation blocks are kept for first_token .. first_token + n_token - 1 */
     int32_t n_token;
@@ -205,6 +207,19 @@ static void make_middle(void *ctx, int32_t item, int32_t thread)
     }
 }
 
+/* n values of a use's down row, from value `first` on: into the token's sum, or apart. */
+static void put_down(const struct job *job, const struct pair *pair, int32_t first,
+                     const float *out, int32_t n)
+{
+    const struct ds4_moe_args *a = job->a;
+    float *y = job->in_parts ? a->part + (int64_t)pair->use * job->down->n_row
+                             : (float *)a->y.data + pair->token * a->y.stride[0];
+
+    y += first;
+    for (int32_t r = 0; r < n; r++)
+        y[r] = job->in_parts ? out[r] : y[r] + out[r];
+}
+
 static void add_down(void *ctx, int32_t item, int32_t thread)
 {
     const struct job *job = ctx;
@@ -224,12 +239,8 @@ static void add_down(void *ctx, int32_t item, int32_t thread)
                 in[j] = job->down_kind == DS4_ACT_NONE ? (const void *)middle_row(job, p + j)
                                                        : middle_act(job, p + j);
             ds4_cpu_multiply(job->dev->simd, job->down_kind, &down, in, n, out);
-            for (int32_t j = 0; j < n; j++) {
-                float *y = (float *)job->a->y.data + job->pair[p + j].token * job->a->y.stride[0];
-
-                for (int32_t r = 0; r < down.n_row; r++)
-                    y[item * DS4_TILE_ROWS + r] += out[j][r];
-            }
+            for (int32_t j = 0; j < n; j++)
+                put_down(job, &job->pair[p + j], item * DS4_TILE_ROWS, out[j], down.n_row);
         }
     }
 }
@@ -253,7 +264,7 @@ static bool usable(struct job *job, int32_t use)
     const struct ds4_moe_args *a = job->a;
     int32_t id = a->id[use];
 
-    if (!ds4_cpu_active(a->batch, use / a->n_used))
+    if (!ds4_cpu_active(a->batch, use / a->n_used) || id == DS4_EXPERT_ELSEWHERE)
         return false;
     if (id >= 0 && id < a->gate.n_stack)
         return true;
@@ -280,7 +291,7 @@ static int32_t group_uses(struct job *job)
     }
     for (int32_t i = 0; i < n_use; i++) {
         if (usable(job, i))
-            job->pair[start[a->id[i]]++] = (struct pair){i / a->n_used, a->weight[i]};
+            job->pair[start[a->id[i]]++] = (struct pair){i / a->n_used, i, a->weight[i]};
     }
     return job->n_group > 0 ? job->group[job->n_group - 1].first + job->group[job->n_group - 1].n
                             : 0;
@@ -331,7 +342,7 @@ static void run_shared(struct job *job, size_t shared_bytes)
         place(job, job->n_token, 1);
         for (int32_t i = t; i < t + job->n_token; i++) {
             if (ds4_cpu_active(a->batch, i))
-                job->pair[n_pair++] = (struct pair){i, 1.0f};
+                job->pair[n_pair++] = (struct pair){i, i, 1.0f};
         }
         job->group[0] = (struct group){0, 0, n_pair};
         job->n_group = 1;
@@ -339,19 +350,59 @@ static void run_shared(struct job *job, size_t shared_bytes)
     }
 }
 
-void ds4_cpu_moe(struct ds4_device *dev, const struct ds4_moe_args *a)
+static struct ds4_need need_here(const struct ds4_moe_args *a)
 {
-    struct ds4_need need = need_of(a->batch->n_tok, a->n_used, a->gate.n_stack, a->gate.n_col,
-                                   a->gate.n_row, a->shared_gate.n_row);
-    struct job job = {.dev = dev, .a = a, .scratch = ds4_cpu_scratch(dev, need)};
-
     assert(a->x.dtype == DS4_DTYPE_F32 && a->y.dtype == DS4_DTYPE_F32);
     assert(a->down.n_col == a->gate.n_row && a->up.n_row == a->gate.n_row);
+    return need_of(a->batch->n_tok, a->n_used, a->gate.n_stack, a->gate.n_col, a->gate.n_row,
+                   a->shared_gate.n_row);
+}
+
+void ds4_cpu_moe(struct ds4_device *dev, const struct ds4_moe_args *a)
+{
+    struct ds4_need need = need_here(a);
+    struct job job = {.dev = dev, .a = a, .scratch = ds4_cpu_scratch(dev, need)};
+
     for (int32_t t = 0; t < a->batch->n_tok; t++) {
         if (ds4_cpu_active(a->batch, t))
             memset((float *)a->y.data + t * a->y.stride[0], 0,
                    (size_t)a->down.n_row * sizeof(float));
     }
     run_routed(&job);
+    run_shared(&job, need.shared_bytes);
+}
+
+void ds4_cpu_moe_uses(struct ds4_device *dev, const struct ds4_moe_args *a)
+{
+    struct job job = {
+        .dev = dev, .a = a, .scratch = ds4_cpu_scratch(dev, need_here(a)), .in_parts = true};
+
+    run_routed(&job);
+}
+
+static void join_token(void *ctx, int32_t t, int32_t thread)
+{
+    const struct ds4_moe_args *a = ctx;
+    float *y = (float *)a->y.data + t * a->y.stride[0];
+
+    (void)thread;
+    if (!ds4_cpu_active(a->batch, t))
+        return;
+    memset(y, 0, (size_t)a->down.n_row * sizeof(float));
+    for (int32_t i = 0; i < a->n_used; i++) {
+        int32_t use = t * a->n_used + i;
+        const float *part = a->part + (int64_t)use * a->down.n_row;
+
+        for (int32_t r = 0; a->id[use] >= 0 && r < a->down.n_row; r++)
+            y[r] += part[r];
+    }
+}
+
+void ds4_cpu_moe_join(struct ds4_device *dev, const struct ds4_moe_args *a)
+{
+    struct ds4_need need = need_here(a);
+    struct job job = {.dev = dev, .a = a, .scratch = ds4_cpu_scratch(dev, need)};
+
+    ds4_pool_run(dev->pool, a->batch->n_tok, join_token, (void *)a);
     run_shared(&job, need.shared_bytes);
 }

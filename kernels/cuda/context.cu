@@ -339,5 +339,7 @@ const struct ds4_backend ds4_backend_cuda = {
     .attention = ds4_cuda_attention,
     .route = ds4_cuda_route,
     .moe = ds4_cuda_moe,
+    .moe_uses = ds4_cuda_moe_uses,
+    .moe_join = ds4_cuda_moe_join,
     .spread = ds4_cuda_spread,
 };

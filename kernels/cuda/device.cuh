@@ -103,6 +103,8 @@ void ds4_cuda_index(struct ds4_device *dev, const struct ds4_index_args *a);
 void ds4_cuda_attention(struct ds4_device *dev, const struct ds4_attention_args *a);
 void ds4_cuda_route(struct ds4_device *dev, const struct ds4_route_args *a);
 void ds4_cuda_moe(struct ds4_device *dev, const struct ds4_moe_args *a);
+void ds4_cuda_moe_uses(struct ds4_device *dev, const struct ds4_moe_args *a);
+void ds4_cuda_moe_join(struct ds4_device *dev, const struct ds4_moe_args *a);
 void ds4_cuda_spread(struct ds4_device *dev, const struct ds4_spread_args *a);
 void *ds4_cuda_alloc_host(struct ds4_device *dev, size_t bytes, const char *what,
                           struct ds4_err *err);

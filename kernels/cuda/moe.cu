@@ -45,7 +45,7 @@ static __device__ __forceinline__ int32_t expert_of(const struct ds4_dev_batch &
 {
     const int32_t e = id[use];
 
-    if (!batch.entry[batch.entry_of[tok0 + use / n_used]].active)
+    if (!batch.entry[batch.entry_of[tok0 + use / n_used]].active || e == DS4_EXPERT_ELSEWHERE)
         return -1;
     if (e < 0 || e >= n_expert) {
         *batch.wrong = DS4_DEV_WRONG_EXPERT;
@@ -416,5 +416,80 @@ void ds4_cuda_moe(struct ds4_device *dev, const struct ds4_moe_args *a)
         run_shared(dev, a, &r, x, n, exact);
         DS4_LAUNCH(combine_kernel, dim3(ds4_div_up(d, THREADS), n), THREADS, 0, dev->stream,
                    dev->batch, i, r.slot_of, a->n_used, r.part, r.shared, d, ds4_dev_mat_of(&a->y));
+    }
+}
+
+/* ---- in pieces: some experts lie elsewhere -------------------------------------------------------------- */
+
+/* Down rows from their slots to their uses.  Block (x: values, y: use). */
+static __global__ void part_kernel(const int32_t *slot_of, const float *rows, int32_t d,
+                                   float *part)
+{
+    const int32_t i = blockIdx.x * THREADS + threadIdx.x, use = blockIdx.y, slot = slot_of[use];
+
+    if (i < d && slot >= 0)
+        part[(int64_t)use * d + i] = rows[(int64_t)slot * d + i];
+}
+
+/* y = a token's parts in rising uses, then the shared row.  Block (x: values, y: token). */
+static __global__ void join_kernel(struct ds4_dev_batch batch, int32_t tok0, const int32_t *id,
+                                   int32_t n_used, const float *part, const float *shared_row,
+                                   int32_t d, struct ds4_dev_mat y)
+{
+    const int32_t i = blockIdx.x * THREADS + threadIdx.x, t = blockIdx.y;
+    float sum = 0.0f;
+
+    if (i >= d || !batch.entry[batch.entry_of[tok0 + t]].active)
+        return;
+    for (int k = 0; k < n_used; k++) {
+        const int64_t use = (int64_t)(tok0 + t) * n_used + k;
+
+        if (id[use] >= 0)
+            sum += part[use * d + i];
+    }
+    ds4_mat_set(y, tok0 + t, i, sum + shared_row[(int64_t)t * d + i]);
+}
+
+static struct ds4_dev_mat rows_from(const struct ds4_moe_args *a, int32_t tok0)
+{
+    struct ds4_dev_mat x = ds4_dev_mat_of(&a->x);
+
+    x.data = (uint8_t *)x.data + tok0 * x.stride * (x.bf16 ? 2 : 4);
+    return x;
+}
+
+static struct room carve_for(struct ds4_device *dev, const struct ds4_moe_args *a, int32_t n)
+{
+    return carve(dev, n, a->n_used, a->gate.n_stack, a->gate.n_col, a->gate.n_row,
+                 a->shared_gate.n_row);
+}
+
+void ds4_cuda_moe_uses(struct ds4_device *dev, const struct ds4_moe_args *a)
+{
+    const int32_t n_tok = dev->batch.n_tok, d = a->down.n_row, step = chunk_of(n_tok, a->n_used);
+    const bool exact = dev->products == DS4_PRODUCTS_EXACT;
+
+    for (int32_t i = 0; i < n_tok; i += step) {
+        const int32_t n = n_tok - i < step ? n_tok - i : step;
+        struct room r = carve_for(dev, a, n);
+
+        run_routed(dev, a, &r, rows_from(a, i), i, n, exact);
+        DS4_LAUNCH(part_kernel, dim3(ds4_div_up(d, THREADS), n * a->n_used), THREADS, 0,
+                   dev->stream, r.slot_of, r.part, d, a->part + (int64_t)i * a->n_used * d);
+    }
+}
+
+void ds4_cuda_moe_join(struct ds4_device *dev, const struct ds4_moe_args *a)
+{
+    const int32_t n_tok = dev->batch.n_tok, d = a->down.n_row, step = chunk_of(n_tok, a->n_used);
+    const bool exact = dev->products == DS4_PRODUCTS_EXACT;
+
+    for (int32_t i = 0; i < n_tok; i += step) {
+        const int32_t n = n_tok - i < step ? n_tok - i : step;
+        struct room r = carve_for(dev, a, n);
+
+        run_shared(dev, a, &r, rows_from(a, i), n, exact);
+        DS4_LAUNCH(join_kernel, dim3(ds4_div_up(d, THREADS), n), THREADS, 0, dev->stream,
+                   dev->batch, i, a->id, a->n_used, a->part, r.shared, d, ds4_dev_mat_of(&a->y));
     }
 }

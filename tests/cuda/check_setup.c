@@ -185,6 +185,109 @@ static void check_cards(void)
     }
 }
 
+/* ---- experts in pieces --------------------------------------------------------------------------- */
+
+#define N_TOK    5
+#define N_USED   3
+#define N_EXPERT 8
+#define D        256
+#define D_EXPERT 128
+
+static struct ds4_weight random_weight(uint64_t key, int32_t n_stack, int32_t n_row, int32_t n_col)
+{
+    struct ds4_synth_recipe r = recipe_of(DS4_DTYPE_Q8_0);
+    struct ds4_weight w = {.dtype = DS4_DTYPE_Q8_0,
+                           .n_stack = n_stack,
+                           .n_row = n_row,
+                           .n_col = n_col,
+                           .row_bytes = (size_t)n_col / 32 * r.block_bytes};
+    const size_t bytes = (size_t)n_stack * (size_t)n_row * w.row_bytes;
+    void *data = take(bytes);
+
+    r.key = key;
+    cuda->synth(dev, &r, bytes / r.block_bytes, data);
+    w.data = data;
+    return w;
+}
+
+static void set_scratch(void)
+{
+    const struct ds4_limits limits = {.max_tok = 64,
+                                      .max_context = 4096,
+                                      .d_model = D,
+                                      .n_hyper = 4,
+                                      .n_head = 8,
+                                      .d_head = 64,
+                                      .n_index_head = 4,
+                                      .d_index = 32,
+                                      .top_k = 64,
+                                      .n_expert = N_EXPERT,
+                                      .n_used = N_USED,
+                                      .d_expert = D_EXPERT,
+                                      .max_cols = 4 * D};
+    const size_t bytes = cuda->scratch_bytes(dev, &limits);
+
+    verdict(bytes == cuda->scratch_bytes(NULL, &limits), "scratch needs no device to be known");
+    cuda->set_scratch(dev, take(bytes), bytes);
+}
+
+/* Even experts in one call, odd ones in another, joined: the bits of one call for all. */
+static void check_pieces(void)
+{
+    struct ds4_batch_entry entry = {.n_row = N_TOK, .active = true};
+    const int32_t zero[N_TOK] = {0};
+    const struct ds4_batch batch = {.n_tok = N_TOK,
+                                    .token = zero,
+                                    .pos = zero,
+                                    .entry_of = zero,
+                                    .n_entry = 1,
+                                    .entry = &entry};
+    int32_t id[3][N_TOK * N_USED];
+    float x[N_TOK * D], weight[N_TOK * N_USED], y[2][N_TOK * D];
+    struct ds4_moe_args a = {.batch = &batch, .n_used = N_USED, .clamp = 10, .shared_clamp = 10};
+    int32_t *dev_id = take(sizeof(id[0]));
+    float *dev_x = take(sizeof(x)), *dev_y = take(sizeof(y[0]));
+
+    for (int i = 0; i < N_TOK * N_USED; i++) {
+        id[0][i] = i % N_USED * 2 + i / N_USED % 3; /* rising within a token */
+        id[1][i] = id[0][i] % 2 == 0 ? id[0][i] : DS4_EXPERT_ELSEWHERE;
+        id[2][i] = id[0][i] % 2 == 1 ? id[0][i] : DS4_EXPERT_ELSEWHERE;
+        weight[i] = 0.1f + 0.07f * (float)i;
+    }
+    for (int i = 0; i < N_TOK * D; i++)
+        x[i] = (float)(i * 37 % 101 - 50) * 0.03f;
+    a.gate = random_weight(1, N_EXPERT, D_EXPERT, D);
+    a.up = random_weight(2, N_EXPERT, D_EXPERT, D);
+    a.down = random_weight(3, N_EXPERT, D, D_EXPERT);
+    a.shared_gate = random_weight(4, 1, D_EXPERT, D);
+    a.shared_up = random_weight(5, 1, D_EXPERT, D);
+    a.shared_down = random_weight(6, 1, D, D_EXPERT);
+    a.x = ds4_tensor_2d(dev_x, DS4_DTYPE_F32, N_TOK, D);
+    a.y = ds4_tensor_2d(dev_y, DS4_DTYPE_F32, N_TOK, D);
+    a.part = take(sizeof(float) * N_TOK * N_USED * D);
+    a.id = dev_id;
+    a.weight = take(sizeof(weight));
+    cuda->upload(dev, dev_x, x, sizeof(x));
+    cuda->upload(dev, (void *)(uintptr_t)a.weight, weight, sizeof(weight));
+    for (int pass = 0; pass < 3; pass++) {
+        cuda->upload(dev, dev_id, id[pass], sizeof(id[pass]));
+        cuda->begin(dev, &batch);
+        if (pass == 0)
+            cuda->moe(dev, &a);
+        else
+            cuda->moe_uses(dev, &a);
+        if (pass == 0)
+            cuda->download(dev, y[0], dev_y, sizeof(y[0]));
+        cuda->sync(dev);
+    }
+    cuda->upload(dev, dev_id, id[0], sizeof(id[0]));
+    cuda->moe_join(dev, &a);
+    cuda->download(dev, y[1], dev_y, sizeof(y[1]));
+    verdict(memcmp(y[0], y[1], sizeof(y[0])) == 0 && y[0][7] != 0.0f && y[0][7] == y[0][7],
+            "experts in two pieces give the bits of one");
+    verdict(cuda->wrong(dev) == NULL, "an expert elsewhere is not a wrong id");
+}
+
 int main(int argc, char **argv)
 {
     const struct ds4_device_config config = {.ordinal =
@@ -211,6 +314,8 @@ int main(int argc, char **argv)
                    (size_t)1 << 20); /* an odd number of words, the last one */
     check_patterns((size_t)4 << 30, ((size_t)3 << 30) + 8);
     check_cards();
+    set_scratch();
+    check_pieces();
     cuda->close(dev);
     printf("%d passed, %d failed\n", n_passed, n_failed);
     return n_failed == 0 ? 0 : 1;

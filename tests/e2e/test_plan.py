@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
@@ -30,7 +31,7 @@ class Plan(unittest.TestCase):
             for stage in rig["stages"]:
                 b = stage["bytes"]
                 parts = ["weights_device", "weights_mapped", "cache_blocks", "cache_rings", "cache_points",
-                         "step_buffers", "scratch", "pipe", "spare"]
+                         "step_buffers", "scratch", "pipe", "offload", "spare"]
                 self.assertEqual(sum(b[p] for p in parts), b["total"])
                 self.assertLessEqual(b["total"], b["usable"])
                 self.assertEqual(b["spare"], 1 << 30)
@@ -71,6 +72,50 @@ class Plan(unittest.TestCase):
             words = json.loads(plan.stdout)["verdict"].split("does not fit: ")[1]
             self.assertIn("the plan needs", words)
             self.assertIn(words, start.stderr)
+
+    def test_experts_beyond_the_limit_stay_on_the_host_and_the_answers_stay_the_same(self):
+        def settings(mib):
+            gpu = {"offload": True, "memory_limit_mb": [mib]} if mib else {}
+            # The last stage, with the head, is the one that gets short of memory.
+            return {"model": {"context": 1024}, "kv": {"host_mb": 0}, "gpu": gpu, "sched": {"max_seqs": 2, "chunk_tok": 64}}
+
+        def ask(mib):
+            rig = e2e.rig(2, model="synth:tiny:q8:3", settings=settings(mib))
+            try:
+                rig.start()
+                status, answer = rig.post("/v1/completions", {
+                    "prompt": "x" * 150, "max_tokens": 24, "min_tokens": 24, "temperature": 0,
+                    "logprobs": 2})
+                self.assertEqual(status, 200, answer)
+                plan = json.loads(worker("--config", rig.config, "--stage", "1", "--plan",
+                                         "--json").stdout)
+                time.sleep(1.2)  # counts are read twice a second, before a step
+                rig.post("/v1/completions", {"prompt": "x", "max_tokens": 2})
+                time.sleep(1.2)
+                metrics = rig.request("GET", "/metrics")[2].decode()
+                return answer["choices"], plan, metrics
+            finally:
+                rig.stop()
+
+        want, _, _ = ask(0)
+        for mib in range(8, 40):
+            rig = e2e.rig(2, model="synth:tiny:q8:3", settings=settings(mib))
+            plan = json.loads(worker("--config", rig.config, "--stage", "1", "--plan",
+                                     "--json").stdout)
+            rig.stop()
+            if plan["fits"]:
+                break
+        got, plan, metrics = ask(mib)
+        stage = plan["stages"][0]
+        self.assertIn(stage["experts_per_layer"], range(3, 8))
+        self.assertGreater(stage["bytes"]["host_experts"], 0)
+        self.assertLessEqual(stage["bytes"]["total"], mib << 20)
+        self.assertEqual(got, want)
+        for where in ("device", "host", "streamed"):
+            row = [line for line in metrics.splitlines()
+                   if line.startswith("ds4_stage_expert_uses_total") and
+                   'stage="1"' in line and 'where="%s"' % where in line]
+            self.assertGreater(float(row[0].split()[-1]), 0, where)
 
     def test_settings_name_cards_and_the_start_takes_the_proposal(self):
         rig = e2e.rig(2, settings={"gpu": {"cards": ["8@100", "8"]}})

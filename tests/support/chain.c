@@ -35,21 +35,23 @@ void chain_take_args(int argc, char **argv)
 
 struct ds4_stage_config chain_config(const struct chain_options *options, int32_t stage)
 {
-    struct ds4_stage_config config = {.model_path =
-                                          options->model == NULL ? CHAIN_MODEL : options->model,
-                                      .load = options->load,
-                                      .stage = stage,
-                                      .n_stage = options->n_stage > 0 ? options->n_stage : 1,
-                                      .partition = options->partition,
-                                      .backend = backend,
-                                      .quant_sim = options->quant_sim,
-                                      .max_seqs = CHAIN_SEQS,
-                                      .max_step_tok = CHAIN_STEP_TOK};
+    struct ds4_stage_config config = {
+        .model_path = options->model == NULL ? CHAIN_MODEL : options->model,
+        .load = options->load,
+        .stage = stage,
+        .n_stage = options->n_stage > 0 ? options->n_stage : 1,
+        .partition = options->partition,
+        .backend = backend,
+        .quant_sim = options->quant_sim,
+        .max_seqs = CHAIN_SEQS,
+        .max_step_tok = options->max_step_tok > 0 ? options->max_step_tok : CHAIN_STEP_TOK};
 
     config.n_partition = options->partition != NULL ? config.n_stage : 0;
     config.context_tok = options->context_tok > 0 ? options->context_tok : CONTEXT_TOK;
     config.host_bytes = options->host_bytes > 0 ? options->host_bytes : HOST_BYTES;
     config.disk_dir = options->disk_dir;
+    config.memory_limit_bytes = options->memory_limit_bytes;
+    config.offload = options->offload;
     config.device.isa = options->isa;
     config.device.n_thread = options->n_thread > 0 ? options->n_thread : 1;
     config.device.products = options->products;
@@ -133,7 +135,7 @@ void chain_form(struct chain *c)
     struct ds4_form form = {.generation = ++c->generation,
                             .n_stage = c->n_stage,
                             .max_seqs = CHAIN_SEQS,
-                            .max_step_tok = CHAIN_STEP_TOK};
+                            .max_step_tok = c->stage[0]->plan.max_step_tok};
     struct ds4_err err = {0};
 
     for (int32_t s = 0; s < c->n_stage; s++) {

@@ -30,9 +30,12 @@ struct chain_options {
     enum ds4_load load;
     enum ds4_products products;
     enum ds4_stream_dtype stream;
-    int32_t n_thread;    /* 0: 1; programs of a test run share the cores */
-    int32_t context_tok; /* 0: 3072 */
-    int64_t host_bytes;  /* for points; 0: 16 MiB */
+    int32_t n_thread;          /* 0: 1; programs of a test run share the cores */
+    int32_t context_tok;       /* 0: 3072 */
+    int32_t max_step_tok;      /* 0: CHAIN_STEP_TOK */
+    size_t memory_limit_bytes; /* 0: none */
+    bool offload;              /* experts beyond it stay on the host */
+    int64_t host_bytes;        /* for points; 0: 16 MiB */
     const char *disk_dir;
 };
 

@@ -724,6 +724,19 @@ static void pick_step_times(struct fixture *f, struct ds4_health *health)
     health->started_unix_s = (int64_t)(next(f) >> 1);
 }
 
+/* What a stage says of its device. */
+static void pick_device(struct fixture *f, struct ds4_health *h)
+{
+    h->probe = pick(f, 0, DS4_MAX_PROBE);
+    h->memory_bytes_per_s = pick_real(f, 0, 1e12F);
+    h->link_bytes_per_s = pick_real(f, 0, 1e12F);
+    h->flops = pick_real(f, 0, 1e15F);
+    h->uses_on_device = next(f);
+    h->uses_streamed = next(f);
+    h->uses_on_host = next(f);
+    h->experts_moved = next(f);
+}
+
 static void random_small_messages_come_back_equal(void **state)
 {
     struct fixture *f = *state;
@@ -786,10 +799,7 @@ static void random_small_messages_come_back_equal(void **state)
         health.kv_bytes = next(f);
         health.expert_steps = next(f);
         health.experts_touched = next(f);
-        health.probe = pick(f, 0, DS4_MAX_PROBE);
-        health.memory_bytes_per_s = pick_real(f, 0, 1e12F);
-        health.link_bytes_per_s = pick_real(f, 0, 1e12F);
-        health.flops = pick_real(f, 0, 1e15F);
+        pick_device(f, &health);
         pick_text(f, health.message, sizeof(health.message));
         if (ds4_codec_encode_health(&health, &f->buf, &err) ||
             ds4_codec_decode_health(payload(f), health.generation, &f->arena, &health_out, &err))

@@ -212,6 +212,42 @@ static void a_context_too_long_is_refused_with_one_that_fits(void **state)
     ds4_rig_deinit(&rig);
 }
 
+/* True 8 GB cards: the same bytes as a start would take, fewer experts than the model has, and an
+ * estimate that is the host's. */
+static void small_cards_keep_what_fits_and_leave_the_rest_to_the_host(void **state)
+{
+    struct ds4_stage_config config = config_of("synth:flash:q2:1");
+    struct ds4_rig rig;
+    double fast;
+
+    (void)state;
+    rig = plan(&config, "8,8,8,8");
+    advice_with(&rig, "gpu.offload = true would");
+    fast = rig.token_seconds;
+    ds4_rig_deinit(&rig);
+    config.offload = true;
+    rig = plan(&config, "8,8,8,8");
+    assert_true(rig.fits);
+    assert_int_equal(rig.context_tok, DS4_PLAN_OFFLOAD_TOK);
+    for (int32_t s = 0; s < 4; s++) {
+        const struct ds4_rig_stage *stage = &rig.stage[s];
+
+        assert_in_range(stage->plan.n_resident, 6, 255);
+        assert_true(ds4_plan_total(&stage->plan) <= ds4_card_usable_bytes(8 * GIB));
+        /* One more expert per layer, at about 7 MB, would not have fitted. */
+        assert_true(ds4_plan_total(&stage->plan) + (size_t)13 * 7200000 >
+                    ds4_card_usable_bytes(8 * GIB));
+        assert_true(stage->plan.host_expert_bytes > 15 * GIB);
+    }
+    assert_true(rig.token_seconds > 3 * fast);
+    ds4_rig_deinit(&rig);
+    rig = plan(&config, "64,64,64"); /* enough: nothing is left out */
+    assert_true(rig.fits);
+    assert_int_equal(rig.stage[0].plan.n_resident, 0);
+    assert_int_equal(rig.context_tok, 1048576);
+    ds4_rig_deinit(&rig);
+}
+
 static void a_partition_that_does_not_fit_is_answered_with_one_that_does(void **state)
 {
     static const int32_t lopsided[3] = {30, 7, 6};
@@ -336,6 +372,7 @@ int main(void)
         cmocka_unit_test(no_other_cut_has_a_faster_slowest_stage),
         cmocka_unit_test(what_would_fit_does_fit),
         cmocka_unit_test(a_context_too_long_is_refused_with_one_that_fits),
+        cmocka_unit_test(small_cards_keep_what_fits_and_leave_the_rest_to_the_host),
         cmocka_unit_test(a_partition_that_does_not_fit_is_answered_with_one_that_does),
         cmocka_unit_test(a_start_without_a_partition_takes_the_proposed_one),
         cmocka_unit_test(a_limit_too_low_stops_the_start_with_the_words_of_the_plan),
