@@ -221,7 +221,7 @@ $(BUILD)/bench/%: $(BUILD)/obj/bench/%.o $(BUILD)/lib/libsupport.a $(ARCHIVES)
 	$(CC) $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_all)
 
 # Programs for a machine with a GPU that need none of our libraries: kernels and what those use.
-GPU_LIBS := $(BUILD)/lib/libkernels.a $(call obj,$(addprefix common/,err.c dtype.c utf8.c buf.c synth_block.c))
+GPU_LIBS := $(BUILD)/lib/libkernels.a $(call obj,$(addprefix common/,err.c dtype.c utf8.c buf.c synth_block.c clock.c))
 GPU_PROGRAMS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/cuda/check_*.c)) \
                 $(patsubst bench/%.cu,$(BUILD)/bench/%,$(wildcard bench/bench_*.cu))
 # The one of them that is about stages.
