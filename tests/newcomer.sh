@@ -227,7 +227,7 @@ start_boot() {
 }
 
 end_boot() {
-    kill "$booter" 2>/dev/null
+    kill -KILL "$init" # the first process of its name space: all others go with it
     wait "$booter" 2>/dev/null
     find "$group" -depth -type d -exec rmdir {} + 2>/dev/null
 }
