@@ -291,7 +291,8 @@ static void a_cut_at_every_position_equals_a_cold_run(void **state)
  * position behind the newest. */
 static void a_point_at_any_position_continues_like_a_cold_run(void **state)
 {
-    struct chain_options options = {.quant_sim = DS4_OFF, .n_stage = 3};
+    struct chain_options options = {
+        .quant_sim = DS4_OFF, .n_stage = 3, .host_bytes = 512 << 20}; /* 700 points */
     struct chain *c = chain_new(&options);
     int32_t pos = 0, n = 0;
 
