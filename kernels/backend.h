@@ -94,6 +94,8 @@ struct ds4_batch {
     const int32_t *entry_of; /* [n_tok] index into entry[] */
     int32_t n_entry;
     const struct ds4_batch_entry *entry;
+    int32_t n_out;          /* rows whose logits are wanted */
+    const int32_t *out_row; /* [n_out] */
 };
 
 /* Rotary table: the angle of pair i at position p is (float)p * freq[i], rounded to f32, then an
@@ -123,7 +125,9 @@ struct ds4_rmsnorm_args {
 /* Hyper-connections, read half (paper 2.3): from X [n_tok, n_hyper, d] the mixes
  * m = (fn . x) * rsqrt(mean(x^2) + rms_eps), then pre = sigmoid(.) + hyper_eps, post = 2 sigmoid(.),
  * comb = Sinkhorn(row softmax + eps, column step first), u = sum_j pre_j X_j.
+ * With `norm` u is then normed: u = norm * u * rsqrt(mean(u^2) + rms_eps).
  *   fn [(2 + n_hyper) * n_hyper, n_hyper * d];  base f32 [(2 + n_hyper) * n_hyper];  scale f32 [3]
+ *   norm [d] f32 or NULL
  *   u [n_tok, d] f32;  post [n_tok, n_hyper] f32;  comb [n_tok, n_hyper, n_hyper] f32, first index =
  *   source stream */
 struct ds4_hyper_read_args {
@@ -134,6 +138,7 @@ struct ds4_hyper_read_args {
     int32_t sinkhorn_iters;
     float hyper_eps;
     float rms_eps;
+    const float *norm;
     struct ds4_tensor u;
     float *post;
     float *comb;
@@ -148,7 +153,8 @@ struct ds4_hyper_write_args {
 };
 
 /* Head: h = sum_j (sigmoid(m_j * scale[0] + base_j) + hyper_eps) X_j for n_row chosen rows.
- *   row [n_row] indices into x's first dimension, host;  h [n_row, d] f32 */
+ *   row [n_row] indices into x's first dimension, host: the batch's out_row, or in a step that is
+ *   never replayed any others;  h [n_row, d] f32 */
 struct ds4_hyper_head_args {
     struct ds4_tensor x;
     const int32_t *row;
@@ -164,7 +170,8 @@ struct ds4_hyper_head_args {
 /* y = W x for every row.  n_group > 1 is the block-diagonal product of the grouped output projection:
  * x [n, n_group * n_col]; W rows [g * n_row / n_group, ...) see only group g's inputs.
  *   x [n, n_group * n_col] f32;  y [n, n_row] f32.  `exact` forces f32 activations whatever the
- *   device's products mode (router, mixers, compressors, head). */
+ *   device's products mode (router, mixers, compressors, head); in fast mode a GPU keeps to it up to 32
+ *   rows and gives more rows to its tensor units as bf16, as the checkpoint's own code does. */
 struct ds4_gemm_args {
     struct ds4_weight w;
     int32_t n_group; /* >= 1 */
@@ -412,6 +419,12 @@ struct ds4_backend {
 
     /* First call of a step: what the operations below see of its rows.  Borrowed until sync(). */
     void (*begin)(struct ds4_device *dev, const struct ds4_batch *batch);
+    /* Around the operations of a step, after begin().  enter() true: a device that knows steps of this
+     * shape has queued all operations up to leave() itself, the caller must not; the operations of a
+     * shape, their order and arguments (but what the batch holds) must therefore not change as long as
+     * the device is open.  No upload, download or sync between the two. */
+    bool (*enter)(struct ds4_device *dev);
+    void (*leave)(struct ds4_device *dev);
 
     void (*embed)(struct ds4_device *dev, const struct ds4_embed_args *a);
     void (*rmsnorm)(struct ds4_device *dev, const struct ds4_rmsnorm_args *a);

@@ -16,14 +16,15 @@ void ds4_embed_forward(struct ds4_stage *st)
     st->backend->embed(st->dev, &a);
 }
 
-void ds4_head_forward(struct ds4_stage *st, const int32_t *row, int32_t n_row)
+void ds4_head_forward(struct ds4_stage *st)
 {
+    const int32_t n_row = st->batch.n_out;
     const struct ds4_model_shape *m = &st->model;
     const struct ds4_head_weights *w = &st->weights.head;
     struct ds4_tensor h = ds4_tensor_2d(st->buf.head_h, DS4_DTYPE_F32, n_row, m->d_model);
     struct ds4_tensor logits = ds4_tensor_2d(st->buf.logits, DS4_DTYPE_F32, n_row, m->n_vocab);
     struct ds4_hyper_head_args collapse = {.x = ds4_stage_residual(st),
-                                           .row = row,
+                                           .row = st->batch.out_row,
                                            .n_row = n_row,
                                            .fn = w->fn,
                                            .base = w->base,
@@ -38,6 +39,4 @@ void ds4_head_forward(struct ds4_stage *st, const int32_t *row, int32_t n_row)
     st->backend->hyper_head(st->dev, &collapse);
     st->backend->rmsnorm(st->dev, &norm);
     st->backend->gemm(st->dev, &out);
-    st->backend->download(st->dev, st->host_logits, st->buf.logits,
-                          (size_t)n_row * (size_t)m->n_vocab * sizeof(float));
 }

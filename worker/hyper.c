@@ -16,12 +16,12 @@ void ds4_hyper_read(struct ds4_stage *st, const struct ds4_hyper_weights *w, con
                                     .sinkhorn_iters = m->sinkhorn_iters,
                                     .hyper_eps = m->hyper_eps,
                                     .rms_eps = m->rms_eps,
+                                    .norm = norm,
                                     .u = ds4_stage_rows(st, st->buf.h, m->d_model),
                                     .post = st->buf.post,  /* [n, n_hyper] */
                                     .comb = st->buf.comb}; /* [n, n_hyper, n_hyper] */
 
     st->backend->hyper_read(st->dev, &a);
-    ds4_stage_norm(st, st->buf.h, m->d_model, norm);
 }
 
 void ds4_hyper_write(struct ds4_stage *st)

@@ -318,20 +318,54 @@ int ds4_stage_begin(struct ds4_stage *st, const struct ds4_step *step, struct ds
 
 /* ---- forward ------------------------------------------------------------------------------------ */
 
+/* The rows whose logits are wanted: the last of each entry that samples. */
+static void choose_rows(struct ds4_stage *st, const struct ds4_step *step)
+{
+    st->batch.out_row = st->head_row;
+    for (int32_t e = 0; st->last && e < step->n_entry; e++)
+        if (step->entry[e].sample && st->entry[e].active)
+            st->head_row[st->batch.n_out++] = st->entry[e].first_row + st->entry[e].n_row - 1;
+}
+
+static void run_operations(struct ds4_stage *st)
+{
+    if (st->first)
+        ds4_embed_forward(st);
+    for (int32_t l = 0; l < st->weights.n_layer; l++) {
+        atomic_store_explicit(&st->running_layer, st->plan.part.first_layer + l,
+                              memory_order_relaxed);
+        ds4_layer_forward(st, l);
+        if (st->sync_layers)
+            st->backend->sync(st->dev);
+    }
+    if (st->batch.n_out > 0)
+        ds4_head_forward(st);
+}
+
+/* A device that has recorded a step of this shape needs no operation called; one that must stop after each
+ * layer, or meet the host's experts there, records nothing. */
+static void run_layers(struct ds4_stage *st)
+{
+    if (st->sync_layers || st->offload != NULL) {
+        run_operations(st);
+        return;
+    }
+    if (!st->backend->enter(st->dev))
+        run_operations(st);
+    st->backend->leave(st->dev);
+}
+
 /* Samples the entries that ask for it (step 10); out_entry[e] belongs to entry e of the step. */
 static void sample(struct ds4_stage *st, const struct ds4_step *step)
 {
     size_t n_vocab = (size_t)st->model.n_vocab;
     int32_t n_row = 0;
 
-    for (int32_t e = 0; e < step->n_entry; e++)
-        if (step->entry[e].sample && st->entry[e].active)
-            st->head_row[n_row++] = st->entry[e].first_row + st->entry[e].n_row - 1;
-    if (n_row > 0)
-        ds4_head_forward(st, st->head_row, n_row);
-    if (n_row > 0 && DS4_FAULT_POINT(NAN_LOGITS))
+    if (st->batch.n_out > 0)
+        st->backend->download(st->dev, st->host_logits, st->buf.logits,
+                              (size_t)st->batch.n_out * n_vocab * sizeof(float));
+    if (st->batch.n_out > 0 && DS4_FAULT_POINT(NAN_LOGITS))
         st->host_logits[0] = NAN;
-    n_row = 0;
     for (int32_t e = 0; e < step->n_entry; e++) {
         const struct ds4_step_entry *entry = &step->entry[e];
         struct ds4_token_entry *out = &st->out_entry[e];
@@ -407,22 +441,16 @@ int ds4_stage_forward(struct ds4_stage *st, const struct ds4_step *step, void *r
                         step->step_no);
     st->begun = false;
     st->unfinished = true;
+    st->batch.n_out = 0;
     if (st->batch.n_tok > 0) {
         read_spread(st, start_ns);
         if (st->offload != NULL)
             ds4_offload_adapt(st->offload);
+        choose_rows(st, step);
         st->backend->begin(st->dev, &st->batch);
-        if (st->first)
-            ds4_embed_forward(st);
-        else if (rows != NULL)
+        if (!st->first && rows != NULL)
             st->backend->upload(st->dev, st->buf.x, rows, bytes);
-        for (int32_t l = 0; l < st->weights.n_layer; l++) {
-            atomic_store_explicit(&st->running_layer, st->plan.part.first_layer + l,
-                                  memory_order_relaxed);
-            ds4_layer_forward(st, l);
-            if (st->sync_layers)
-                st->backend->sync(st->dev);
-        }
+        run_layers(st);
         if (!st->last && rows != NULL)
             st->backend->download(st->dev, rows, st->buf.x, bytes);
         atomic_store_explicit(&st->running_layer, -1, memory_order_relaxed);

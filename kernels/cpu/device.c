@@ -323,6 +323,18 @@ static void cpu_begin(struct ds4_device *dev, const struct ds4_batch *batch)
         ds4_backend_fault(__FILE__, __LINE__, "begin", "an injected fault");
 }
 
+/* Calls are steps: nothing is recorded. */
+static bool cpu_enter(struct ds4_device *dev)
+{
+    (void)dev;
+    return false;
+}
+
+static void cpu_leave(struct ds4_device *dev)
+{
+    (void)dev;
+}
+
 extern const struct ds4_backend ds4_backend_cpu;
 const struct ds4_backend ds4_backend_cpu = {
     .name = "cpu",
@@ -351,6 +363,8 @@ const struct ds4_backend ds4_backend_cpu = {
     .scratch_bytes = cpu_scratch_bytes,
     .set_scratch = cpu_set_scratch,
     .begin = cpu_begin,
+    .enter = cpu_enter,
+    .leave = cpu_leave,
     .embed = ds4_cpu_embed,
     .rmsnorm = ds4_cpu_rmsnorm,
     .hyper_read = ds4_cpu_hyper_read,

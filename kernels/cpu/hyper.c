@@ -126,6 +126,11 @@ void ds4_cpu_hyper_read(struct ds4_device *dev, const struct ds4_hyper_read_args
     assert(a->x.stride[1] == d && a->u.dtype == DS4_DTYPE_F32);
     ds4_cpu_exact(dev, &mix, &scratch);
     ds4_pool_run(dev->pool, n_tok, read_token, &job);
+    if (a->norm != NULL) {
+        struct ds4_rmsnorm_args norm = {.x = a->u, .w = a->norm, .eps = a->rms_eps, .y = a->u};
+
+        ds4_cpu_rmsnorm(dev, &norm);
+    }
 }
 
 struct write_job {

@@ -13,6 +13,7 @@ template <class T>
 static __global__ void pack_kernel(struct ds4_dev_mat x, int32_t n_col, int32_t part,
                                    int32_t n_part, T *dst)
 {
+    ds4_take_turn();
     const int32_t i = blockIdx.x * THREADS + threadIdx.x, c = i % part;
     const int64_t row = blockIdx.y;
 
@@ -24,6 +25,7 @@ static __global__ void pack_kernel(struct ds4_dev_mat x, int32_t n_col, int32_t 
 static __global__ void pack_int8_kernel(struct ds4_dev_mat x, int32_t n_unit, uint8_t *dst,
                                         int64_t row_bytes)
 {
+    ds4_take_turn();
     const int32_t unit = (blockIdx.x * THREADS + threadIdx.x) / 32;
     const int64_t row = blockIdx.y;
 
@@ -76,16 +78,16 @@ struct ds4_packed ds4_cuda_pack(struct ds4_device *dev, enum ds4_form form, stru
             p.part = n_col;
             break;
         }
-        DS4_LAUNCH(pack_kernel<float>, values, THREADS, 0, dev->stream, x, n_col, p.part, n_part,
-                   (float *)dst);
+        DS4_CHAIN(pack_kernel<float>, values, THREADS, 0, dev, x, n_col, p.part, n_part,
+                  (float *)dst);
         break;
     case DS4_FORM_INT8:
-        DS4_LAUNCH(pack_int8_kernel, units, THREADS, 0, dev->stream, x, p.part * n_part,
-                   (uint8_t *)dst, p.row_bytes);
+        DS4_CHAIN(pack_int8_kernel, units, THREADS, 0, dev, x, p.part * n_part, (uint8_t *)dst,
+                  p.row_bytes);
         break;
     case DS4_FORM_TILE:
-        DS4_LAUNCH(pack_kernel<__nv_bfloat16>, values, THREADS, 0, dev->stream, x, n_col, p.part,
-                   n_part, (__nv_bfloat16 *)dst);
+        DS4_CHAIN(pack_kernel<__nv_bfloat16>, values, THREADS, 0, dev, x, n_col, p.part, n_part,
+                  (__nv_bfloat16 *)dst);
         break;
     }
     return p;

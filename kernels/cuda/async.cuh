@@ -1,4 +1,5 @@
-/* Copies from global to shared memory that run behind a thread's back (cp.async, 16 bytes each). */
+/* What runs behind a thread's back: copies from global to shared memory (cp.async), and the start of a
+ * kernel before its predecessor has ended. */
 #ifndef DS4_KERNELS_CUDA_ASYNC_CUH
 #define DS4_KERNELS_CUDA_ASYNC_CUH
 
@@ -14,6 +15,23 @@ static __device__ __forceinline__ void ds4_async_copy(void *to, const void *from
                  : "memory");
 }
 
+/* Eight (four) bytes, both addresses aligned to as much. */
+static __device__ __forceinline__ void ds4_async_copy8(void *to, const void *from)
+{
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
+}
+
+static __device__ __forceinline__ void ds4_async_copy4(void *to, const void *from)
+{
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
+}
+
 /* Closes a group of copies, empty or not. */
 static __device__ __forceinline__ void ds4_async_commit(void)
 {
@@ -24,6 +42,32 @@ static __device__ __forceinline__ void ds4_async_commit(void)
 template <int left> static __device__ __forceinline__ void ds4_async_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
+}
+
+/* A kernel launched by DS4_CHAIN may start while its predecessor runs (sm_90).  Until this returns it
+ * may touch nothing but weights; afterwards all earlier kernels' writes are there.  Every thread calls
+ * both, release first, or ds4_take_turn, before it returns: a kernel that ended without waiting would let
+ * its successor overtake its predecessor.  What an earlier kernel wrote is read by plain loads, never by
+ * __ldg: the read-only path may keep lines from before the wait. */
+static __device__ __forceinline__ void ds4_wait_previous(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* The next kernel may start as soon as there is room for its blocks. */
+static __device__ __forceinline__ void ds4_release_next(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void ds4_take_turn(void)
+{
+    ds4_release_next();
+    ds4_wait_previous();
 }
 
 #endif

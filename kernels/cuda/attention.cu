@@ -5,6 +5,7 @@
  * come in position order, then compressed rows ascending, so the bits depend on the query alone.  The
  * sink enters last, in the denominator only.  Each row is decoded once per 8 heads: 584 B become
  * 8 * 2 * 512 multiply-adds, so the kernel is bound by f32 arithmetic, not by memory. */
+#include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/rows.cuh"
 
 #define ATT_HEADS   8  /* per block: one warp each */
@@ -12,30 +13,8 @@
 #define ATT_MAX_DIM 512
 #define ATT_LANE    (ATT_MAX_DIM / 32) /* values of a row a lane holds */
 
-/* By value: everything but the grid. */
-struct att_args {
-    struct ds4_dev_batch batch;
-    const float *q;
-    int64_t q_tok, q_head; /* strides */
-    const float *kv;
-    int64_t kv_tok;
-    float *o;
-    int64_t o_tok, o_head;
-    int32_t n_head;
-    int32_t d;
-    struct ds4_ring ring;
-    struct ds4_pages pages;
-    int32_t ratio;
-    int32_t window;
-    const int32_t *sel;
-    const int32_t *n_sel;
-    int32_t top_k;
-    const float *sink;
-    float scale;
-};
-
 /* Decodes row i of the query's view into shared memory; the whole block works. */
-__device__ __forceinline__ void fetch(const struct att_args &a, const struct ds4_dev_entry &entry,
+__device__ __forceinline__ void fetch(const struct ds4_attend &a, const struct ds4_dev_entry &entry,
                                       int32_t t, int32_t first, int32_t n_window, int32_t i,
                                       float *row, int32_t thread, int32_t n_thread)
 {
@@ -71,8 +50,9 @@ __device__ __forceinline__ void fetch(const struct att_args &a, const struct ds4
             stored == NULL ? 0.0f : ds4_row_get(a.pages.format, a.d, a.pages.d_rope, stored, c);
 }
 
-static __global__ void __launch_bounds__(32 * ATT_HEADS) attention_kernel(struct att_args a)
+static __global__ void __launch_bounds__(32 * ATT_HEADS) attention_kernel(struct ds4_attend a)
 {
+    ds4_take_turn();
     __shared__ float tile[ATT_TILE][ATT_MAX_DIM];
     const int32_t t = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int32_t h = blockIdx.x * ATT_HEADS + warp, pos = a.batch.pos[t];
@@ -127,10 +107,7 @@ static __global__ void __launch_bounds__(32 * ATT_HEADS) attention_kernel(struct
     }
     if (!live)
         return;
-    /* Sink and rows against their common maximum, so that a large sink cannot overflow. */
-    inverse = fmaxf(top, a.sink[h]);
-    sum = sum * expf(top - inverse) + expf(a.sink[h] - inverse);
-    inverse = expf(top - inverse) / sum;
+    inverse = ds4_attend_factor(top, sum, a.sink[h]);
     for (int32_t c = 0; c < ATT_LANE; c++)
         if (c * 32 + lane < a.d)
             a.o[t * a.o_tok + h * a.o_head + c * 32 + lane] = acc[c] * inverse;
@@ -138,39 +115,41 @@ static __global__ void __launch_bounds__(32 * ATT_HEADS) attention_kernel(struct
 
 size_t ds4_cuda_attention_scratch(const struct ds4_device *dev, const struct ds4_limits *limits)
 {
-    (void)dev;
-    (void)limits;
-    return 0;
+    return ds4_cuda_attend_scratch(dev, limits);
 }
 
 void ds4_cuda_attention(struct ds4_device *dev, const struct ds4_attention_args *a)
 {
     const int32_t n_head = a->q.shape[1], d = a->kv.shape[1];
-    const struct att_args args = {dev->batch,
-                                  (const float *)a->q.data,
-                                  a->q.stride[0],
-                                  a->q.stride[1],
-                                  (const float *)a->kv.data,
-                                  a->kv.stride[0],
-                                  (float *)a->o.data,
-                                  a->o.stride[0],
-                                  a->o.stride[1],
-                                  n_head,
-                                  d,
-                                  a->ring,
-                                  a->pages,
-                                  a->ratio,
-                                  a->window_tok,
-                                  a->sel,
-                                  a->n_sel,
-                                  a->top_k,
-                                  a->sink,
-                                  (float)(1.0 / sqrt((double)d))};
+    struct ds4_attend args = {dev->batch,
+                              (const float *)a->q.data,
+                              a->q.stride[0],
+                              a->q.stride[1],
+                              (const float *)a->kv.data,
+                              a->kv.stride[0],
+                              (float *)a->o.data,
+                              a->o.stride[0],
+                              a->o.stride[1],
+                              n_head,
+                              d,
+                              a->ring,
+                              a->pages,
+                              a->ratio,
+                              a->window_tok,
+                              a->sel,
+                              a->n_sel,
+                              a->top_k,
+                              a->sink,
+                              (float)(1.0 / sqrt((double)d))};
     const dim3 grid((unsigned)ds4_div_up(n_head, ATT_HEADS), (unsigned)dev->batch.n_tok);
 
     if (dev->batch.n_tok == 0)
         return;
     if (d > ATT_MAX_DIM)
         ds4_cuda_fatal(__FILE__, __LINE__, "attention", "heads wider than the kernel is sized for");
-    DS4_LAUNCH(attention_kernel, grid, 32 * ATT_HEADS, 0, dev->stream, args);
+    if (dev->products == DS4_PRODUCTS_FAST && ds4_cuda_can_attend(&args)) {
+        ds4_cuda_attend(dev, &args);
+        return;
+    }
+    DS4_CHAIN(attention_kernel, grid, 32 * ATT_HEADS, 0, dev, args);
 }

@@ -41,4 +41,21 @@
         DS4_CUDA(cudaGetLastError());                                                              \
     } while (0)
 
+/* The same on the device's stream for a kernel that takes its turn itself (async.cuh): on cards that can
+ * it starts while its predecessor still runs. */
+#define DS4_CHAIN(kernel, grid, block, shmem, dev, ...)                                            \
+    do {                                                                                           \
+        cudaLaunchConfig_t ds4_config_ = {};                                                       \
+        cudaLaunchAttribute ds4_overlap_ = {};                                                     \
+        ds4_config_.gridDim = (grid);                                                              \
+        ds4_config_.blockDim = (block);                                                            \
+        ds4_config_.dynamicSmemBytes = (shmem);                                                    \
+        ds4_config_.stream = (dev)->stream;                                                        \
+        ds4_overlap_.id = cudaLaunchAttributeProgrammaticStreamSerialization;                      \
+        ds4_overlap_.val.programmaticStreamSerializationAllowed = 1;                               \
+        ds4_config_.attrs = &ds4_overlap_;                                                         \
+        ds4_config_.numAttrs = (dev)->overlap ? 1 : 0;                                             \
+        DS4_CUDA(cudaLaunchKernelEx(&ds4_config_, kernel, __VA_ARGS__));                           \
+    } while (0)
+
 #endif

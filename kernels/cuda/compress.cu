@@ -10,6 +10,7 @@ static __global__ void add_ape_kernel(struct ds4_dev_batch batch, float *g, int6
                                       const uint8_t *ape, enum ds4_dtype dtype, size_t row_bytes,
                                       int32_t width, int32_t ratio)
 {
+    ds4_take_turn();
     const int32_t t = blockIdx.x;
 
     if (!batch.entry[batch.entry_of[t]].active)
@@ -50,6 +51,7 @@ __device__ __forceinline__ float candidate(const struct pool_args &a,
 
 static __global__ void pool_kernel(struct pool_args a)
 {
+    ds4_take_turn();
     __shared__ float row[DS4_DEV_MAX_ROW];
     __shared__ float shared[32];
     const int32_t t = blockIdx.x, pos = a.batch.pos[t], d = a.pages.d;
@@ -123,10 +125,9 @@ void ds4_cuda_compress(struct ds4_device *dev, const struct ds4_compress_args *a
         return;
     if (a->pages.d > DS4_DEV_MAX_ROW)
         ds4_cuda_fatal(__FILE__, __LINE__, "compress", "row wider than shared memory is sized for");
-    DS4_LAUNCH(add_ape_kernel, n, 256, 0, dev->stream, dev->batch, (float *)a->g.data,
-               a->g.stride[0], (const uint8_t *)a->ape.data, a->ape.dtype, a->ape.row_bytes,
-               a->ape.n_col, a->ratio);
-    DS4_LAUNCH(pool_kernel, n, 256, 0, dev->stream, pool);
+    DS4_CHAIN(add_ape_kernel, n, 256, 0, dev, dev->batch, (float *)a->g.data, a->g.stride[0],
+              (const uint8_t *)a->ape.data, a->ape.dtype, a->ape.row_bytes, a->ape.n_col, a->ratio);
+    DS4_CHAIN(pool_kernel, n, 256, 0, dev, pool);
     ds4_cuda_ring_write(dev, &keep_k);
     ds4_cuda_ring_write(dev, &keep_g);
 }

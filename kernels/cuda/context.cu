@@ -12,6 +12,20 @@
 
 /* ---- open and close --------------------------------------------------------------------------- */
 
+/* Native code of sm_90 waits for its predecessor itself; older code run there would not. */
+static __global__ void probe_kernel(void)
+{
+    ds4_take_turn();
+}
+
+static bool can_overlap(const struct ds4_device *dev)
+{
+    cudaFuncAttributes attributes;
+
+    DS4_CUDA(cudaFuncGetAttributes(&attributes, probe_kernel));
+    return dev->cc >= 90 && attributes.binaryVersion >= 90;
+}
+
 static int choose_device(const struct ds4_device_config *config, struct ds4_device *dev,
                          struct ds4_err *err)
 {
@@ -40,7 +54,7 @@ static int choose_device(const struct ds4_device_config *config, struct ds4_devi
 /* The pinned image: token, pos, entry_of, entries, blocks, and room for row lists. */
 static size_t batch_image_bytes(void)
 {
-    return sizeof(int32_t) * (4 * (size_t)DS4_DEV_MAX_TOK + DS4_DEV_MAX_BLOCKS) +
+    return sizeof(int32_t) * (5 * (size_t)DS4_DEV_MAX_TOK + DS4_DEV_MAX_BLOCKS) +
            sizeof(struct ds4_dev_entry) * DS4_DEV_MAX_ENTRY;
 }
 
@@ -57,6 +71,8 @@ static struct ds4_device *cuda_open(const struct ds4_device_config *config, stru
         free(dev);
         return NULL;
     }
+    dev->overlap = can_overlap(dev);
+    dev->replays = true;
     dev->batch_bytes = batch_image_bytes();
     DS4_CUDA(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking));
     DS4_CUBLAS(cublasCreate(&dev->blas));
@@ -78,6 +94,7 @@ static void cuda_close(struct ds4_device *dev)
         return;
     DS4_CUDA(cudaSetDevice(dev->ordinal));
     DS4_CUDA(cudaStreamSynchronize(dev->stream));
+    ds4_cuda_forget(dev);
     for (int32_t i = 0; i < dev->n_alloc; i++)
         DS4_CUDA(cudaFree(dev->alloc[i]));
     DS4_CUDA(cudaFree(dev->dev_batch));
@@ -243,6 +260,20 @@ static void break_device(struct ds4_device *dev)
     DS4_LAUNCH(write_nowhere, 1, 1, 0, dev->stream, (volatile int *)16);
 }
 
+static struct ds4_dev_shape shape_of(const struct ds4_batch *b)
+{
+    struct ds4_dev_shape s = {b->n_tok, b->n_entry, b->n_out, 0, 1024};
+
+    for (int32_t i = 0; i < b->n_entry; i++) {
+        const struct ds4_batch_entry *e = &b->entry[i];
+
+        s.max_row = e->n_row > s.max_row ? e->n_row : s.max_row;
+        while (e->active && s.horizon <= INT32_MAX / 2 && s.horizon < e->base_pos + e->n_row)
+            s.horizon *= 2;
+    }
+    return s;
+}
+
 static void cuda_begin(struct ds4_device *dev, const struct ds4_batch *b)
 {
     struct ds4_dev_entry entries[DS4_DEV_MAX_ENTRY];
@@ -255,6 +286,8 @@ static void cuda_begin(struct ds4_device *dev, const struct ds4_batch *b)
     if (b->n_tok > DS4_DEV_MAX_TOK || b->n_entry > DS4_DEV_MAX_ENTRY)
         ds4_cuda_fatal(__FILE__, __LINE__, "batch", "more rows or entries than a step may have");
     DS4_CUDA(cudaEventSynchronize(dev->batch_taken));
+    dev->shape = shape_of(b);
+    dev->host_out_row = b->out_row;
     dev->batch.n_tok = b->n_tok;
     dev->batch.n_entry = b->n_entry;
     dev->batch.token = (const int32_t *)put(dev, b->token, rows, &used);
@@ -269,6 +302,8 @@ static void cuda_begin(struct ds4_device *dev, const struct ds4_batch *b)
     }
     dev->batch.entry = (const struct ds4_dev_entry *)put(
         dev, entries, sizeof(entries[0]) * (size_t)b->n_entry, &used);
+    dev->batch.out_row =
+        (const int32_t *)put(dev, b->out_row, sizeof(int32_t) * (size_t)b->n_out, &used);
     used = (used + 15) / 16 * 16;
     dev->batch.block = (const int32_t *)(dev->dev_batch + used);
     for (int32_t i = 0; i < b->n_entry; i++) {
@@ -325,6 +360,8 @@ const struct ds4_backend ds4_backend_cuda = {
     .scratch_bytes = cuda_scratch_bytes,
     .set_scratch = cuda_set_scratch,
     .begin = cuda_begin,
+    .enter = ds4_cuda_enter,
+    .leave = ds4_cuda_leave,
     .embed = ds4_cuda_embed,
     .rmsnorm = ds4_cuda_rmsnorm,
     .hyper_read = ds4_cuda_hyper_read,

@@ -7,6 +7,7 @@
 #define DS4_KERNELS_CUDA_DEVICE_CUH
 
 #include "kernels/backend.h"
+#include "kernels/cuda/async.cuh"
 #include "kernels/cuda/check.cuh"
 
 #include <cuda_bf16.h>
@@ -34,6 +35,24 @@ struct ds4_dev_batch {
     const struct ds4_dev_entry *entry;
     const int32_t *block;
     int32_t *wrong; /* kernels put an enum ds4_dev_wrong here, in host memory */
+    const int32_t *out_row; /* [n_out] */
+};
+
+/* All that launches may depend on: two steps of equal shape are the same launches. */
+struct ds4_dev_shape {
+    int32_t n_tok;
+    int32_t n_entry;
+    int32_t n_out;
+    int32_t max_row; /* of an entry */
+    int32_t horizon; /* a power of two no active row's position reaches */
+};
+
+/* A step that was seen, and its launches once it was seen twice. */
+#define DS4_DEV_MAX_REPLAYS 32
+struct ds4_dev_replay {
+    struct ds4_dev_shape shape;
+    cudaGraphExec_t exec; /* NULL: seen once */
+    uint64_t used;        /* 0: free */
 };
 
 /* Which index was out of range. */
@@ -65,6 +84,14 @@ struct ds4_device {
     size_t batch_bytes;
     size_t batch_used;       /* of the running step */
     cudaEvent_t batch_taken; /* the upload of the previous step has left the pinned image */
+    const int32_t *host_out_row;
+
+    bool overlap;               /* kernels may start before their predecessors end */
+    struct ds4_dev_shape shape; /* of the running step */
+    bool replays;               /* equal steps are recorded and replayed */
+    struct ds4_dev_replay replay[DS4_DEV_MAX_REPLAYS];
+    struct ds4_dev_replay *recording;
+    uint64_t replay_clock;
 
     volatile int32_t *wrong; /* pinned and mapped; see batch.wrong */
 };
@@ -87,6 +114,11 @@ int ds4_cuda_find_card(const struct ds4_device_config *config, int32_t *ordinal,
                        struct ds4_err *err);
 /* 0, or -1 with why a CUDA call said no before anything is at stake; DS4_E_BUSY if waiting may help. */
 int ds4_cuda_refused(cudaError_t rc, const char *what, struct ds4_err *err);
+
+/* Replaying steps (replay.cu). */
+bool ds4_cuda_enter(struct ds4_device *dev);
+void ds4_cuda_leave(struct ds4_device *dev);
+void ds4_cuda_forget(struct ds4_device *dev);
 
 /* One function per operation, named as in struct ds4_backend; each in the file of its name. */
 void ds4_cuda_embed(struct ds4_device *dev, const struct ds4_embed_args *a);

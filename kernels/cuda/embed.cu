@@ -12,6 +12,7 @@ static __global__ void embed_kernel(struct ds4_dev_batch batch, struct ds4_weigh
                                     bool bf16, int32_t n_hyper, int64_t stride_tok,
                                     int64_t stride_hyper)
 {
+    ds4_take_turn();
     const int32_t i = blockIdx.x * THREADS + threadIdx.x, t = blockIdx.y;
     const int32_t token = batch.token[t];
     float v;
@@ -36,6 +37,6 @@ void ds4_cuda_embed(struct ds4_device *dev, const struct ds4_embed_args *a)
 
     if (dev->batch.n_tok == 0)
         return;
-    DS4_LAUNCH(embed_kernel, grid, THREADS, 0, dev->stream, dev->batch, a->w, a->x.data,
-               a->x.dtype == DS4_DTYPE_BF16, a->x.shape[1], a->x.stride[0], a->x.stride[1]);
+    DS4_CHAIN(embed_kernel, grid, THREADS, 0, dev, dev->batch, a->w, a->x.data,
+              a->x.dtype == DS4_DTYPE_BF16, a->x.shape[1], a->x.stride[0], a->x.stride[1]);
 }

@@ -3,7 +3,8 @@
  * Which kernel runs follows from dtype, rows and mode alone (so a captured step can be replayed):
  *   EXACT  to 32 rows: stored weights stream past f32 inputs, eight rows at a time; more rows: the
  *          weights become f32, piece by piece, and cuBLAS multiplies (pedantic: no TF32)
- *   FAST   to 8 rows: int8 inputs, integer sums; formats without an int8 kernel stay EXACT
+ *   FAST   what must be exact, to 32 rows: as EXACT; more rows as the others (a prompt's rows in bf16)
+ *          to 8 rows: int8 inputs, integer sums; formats without an int8 kernel stay EXACT
  *          to 255 rows: bf16 tiles straight from the stored weights (tile.cuh)
  *          more: bf16 weights, piece by piece, and cuBLAS with f32 sums
  * Bound: the weights' bytes to about 100 rows, the tensor units beyond. */
@@ -147,7 +148,7 @@ size_t ds4_cuda_gemm_scratch(const struct ds4_device *dev, const struct ds4_limi
 void ds4_cuda_gemm(struct ds4_device *dev, const struct ds4_gemm_args *a)
 {
     const int32_t n_all = a->x.shape[0];
-    const bool exact = a->exact || dev->products == DS4_PRODUCTS_EXACT;
+    const bool exact = dev->products == DS4_PRODUCTS_EXACT || (a->exact && n_all <= EXACT_MAX_ROWS);
     const enum ds4_form form = ds4_cuda_form(a->w.dtype, n_all, DS4_GEMV_MAX_ROWS, exact);
     struct ds4_product p = {};
 

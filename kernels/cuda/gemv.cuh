@@ -117,10 +117,10 @@ ds4_gemv_span(const struct ds4_gemv_work &k, int32_t tile, int32_t c, int r, con
 }
 
 /* acc += one unit of R rows times N int8 inputs. */
-template <int D, int N, int R>
+template <int D, int N, int R, int A>
 static __device__ __forceinline__ void
 ds4_gemv_int8_unit(const struct ds4_shared_span (&span)[R], int local, int32_t unit, int32_t n_unit,
-                   const uint8_t *const (&x)[N], float (&acc)[R][N])
+                   const uint8_t *const (&x)[A], float (&acc)[R][A])
 {
     constexpr int halves = ds4_has_halves(D) ? 2 : 1;
     uint32_t q[R][8];
@@ -137,9 +137,9 @@ ds4_gemv_int8_unit(const struct ds4_shared_span (&span)[R], int local, int32_t u
     }
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        const uint4 a = __ldg((const uint4 *)x[n] + unit);
-        const uint4 b = __ldg((const uint4 *)x[n] + n_unit + unit);
-        const uint2 meta = __ldg((const uint2 *)((const uint4 *)x[n] + 2 * n_unit) + unit);
+        const uint4 a = ((const uint4 *)x[n])[unit];
+        const uint4 b = ((const uint4 *)x[n])[n_unit + unit];
+        const uint2 meta = ((const uint2 *)((const uint4 *)x[n] + 2 * n_unit))[unit];
         const float d = __uint_as_float(meta.x);
 
 #pragma unroll
@@ -171,10 +171,10 @@ ds4_gemv_int8_unit(const struct ds4_shared_span (&span)[R], int local, int32_t u
 }
 
 /* acc += a chunk of R rows times N int8 inputs.  `first` is the chunk's first unit. */
-template <int D, int N, int R>
+template <int D, int N, int R, int A>
 static __device__ __forceinline__ void
 ds4_gemv_int8(const struct ds4_gemv_work &k, const struct ds4_shared_span (&span)[R], int32_t first,
-              int32_t n_unit_all, const uint8_t *const (&x)[N], float (&acc)[R][N])
+              int32_t n_unit_all, const uint8_t *const (&x)[A], float (&acc)[R][A])
 {
     const int lane = threadIdx.x % 32;
     const int32_t n_unit = k.n_col / DS4_UNIT;
@@ -184,7 +184,7 @@ ds4_gemv_int8(const struct ds4_gemv_work &k, const struct ds4_shared_span (&span
         const int local = 32 * i + lane;
 
         if (first + local < n_unit)
-            ds4_gemv_int8_unit<D, N, R>(span, local, k.part + first + local, n_unit_all, x, acc);
+            ds4_gemv_int8_unit<D, N, R, A>(span, local, k.part + first + local, n_unit_all, x, acc);
     }
 }
 
@@ -210,7 +210,7 @@ ds4_gemv_exact(const struct ds4_gemv_work &k, const struct ds4_shared_span (&spa
 
 #pragma unroll
                 for (int n = 0; n < N; n++) {
-                    const float4 v = __ldg((const float4 *)((const float *)x[n] + k.part + value));
+                    const float4 v = *(const float4 *)((const float *)x[n] + k.part + value);
 
                     acc[r][n] = fmaf(w.x, v.x, acc[r][n]);
                     acc[r][n] = fmaf(w.y, v.y, acc[r][n]);
@@ -257,6 +257,7 @@ ds4_gemv_rows(const struct ds4_gemv_work &k, const uint8_t *const (&x)[N], int32
         next++;
         ds4_async_commit();
     }
+    ds4_wait_previous(); /* the weights are on their way, the inputs may not be there yet */
     while (tile < n_tile) {
         struct ds4_shared_span span[R];
 
@@ -275,7 +276,7 @@ ds4_gemv_rows(const struct ds4_gemv_work &k, const uint8_t *const (&x)[N], int32
         for (int r = 0; r < R; r++)
             span[r] = ds4_gemv_span<D, R>(k, tile, c, r, ring[now][r], grid);
         if constexpr (INT8)
-            ds4_gemv_int8<D, N, R>(k, span, c * shape::chunk_units, n_unit_all, x, acc);
+            ds4_gemv_int8<D, N, R, N>(k, span, c * shape::chunk_units, n_unit_all, x, acc);
         else
             ds4_gemv_exact<D, N, R>(k, span, c * shape::chunk_units, x, acc);
         __syncwarp(); /* before the stage is filled again */
@@ -343,6 +344,7 @@ static __global__ void __launch_bounds__(32 * DS4_GEMV_WARPS)
         ds4_gemv_work_of<D, R>(p, blockIdx.y, (int32_t)blockIdx.y * p.x.part);
     const uint8_t *x[N];
 
+    ds4_release_next();
 #pragma unroll
     for (int n = 0; n < N; n++)
         x[n] = p.x.data + min(n, p.n - 1) * p.x.row_bytes;
@@ -373,6 +375,7 @@ template <int D, bool INT8>
 static __global__ void __launch_bounds__(32 * DS4_GEMV_WARPS, 5)
     ds4_gemv_experts(const __grid_constant__ struct ds4_product p)
 {
+    ds4_take_turn();
     __shared__ struct ds4_gemv_ring<D, 1> ring;
     __shared__ uint64_t grid_room[D == DS4_DTYPE_IQ2_XXS ? DS4_IQ2_CODES : 1];
     const struct ds4_dev_group group = p.group[blockIdx.y];
@@ -412,8 +415,8 @@ static inline dim3 ds4_gemv_grid_of(const struct ds4_device *dev, const struct d
 template <int D, bool INT8, int N, int R>
 static void ds4_gemv_launch(struct ds4_device *dev, const struct ds4_product *p)
 {
-    DS4_LAUNCH((ds4_gemv_dense<D, INT8, N, R>), ds4_gemv_grid_of(dev, p, R), 32 * DS4_GEMV_WARPS, 0,
-               dev->stream, *p);
+    DS4_CHAIN((ds4_gemv_dense<D, INT8, N, R>), ds4_gemv_grid_of(dev, p, R), 32 * DS4_GEMV_WARPS, 0,
+              dev, *p);
 }
 
 /* Any number of inputs: experts in one launch, dense inputs in tiles of eight. */
@@ -423,8 +426,8 @@ static void ds4_gemv_run(struct ds4_device *dev, const struct ds4_product *p)
     constexpr int R = INT8 ? 2 : 1; /* rows a warp takes at once where inputs are many */
 
     if (p->group != NULL) {
-        DS4_LAUNCH((ds4_gemv_experts<D, INT8>), ds4_gemv_grid_of(dev, p, 1), 32 * DS4_GEMV_WARPS, 0,
-                   dev->stream, *p);
+        DS4_CHAIN((ds4_gemv_experts<D, INT8>), ds4_gemv_grid_of(dev, p, 1), 32 * DS4_GEMV_WARPS, 0,
+                  dev, *p);
         return;
     }
     for (int32_t i = 0; i < p->n; i += 8) {

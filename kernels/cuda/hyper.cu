@@ -10,6 +10,8 @@
 #define HYPER_THREADS 256
 #define HYPER_MAX     8
 #define HYPER_MAX_MIX (HYPER_MAX * (HYPER_MAX + 2))
+#define HYPER_WARPS   (HYPER_THREADS / 32)
+#define HYPER_ROUNDS  4 /* mixes a warp has under way */
 
 /* The streams of all tokens: x[t][k][i]. */
 struct streams {
@@ -26,31 +28,84 @@ static struct streams streams_of(const struct ds4_tensor *x)
     return s;
 }
 
-/* partial[t][slice][m] = sum over the slice of fn[m] * x, and of x^2 at m = n_mix. */
-static __global__ void mix_kernel(struct streams x, const int32_t *rows, const uint8_t *fn,
-                                  enum ds4_dtype dtype, size_t row_bytes, int32_t n_mix,
-                                  float *partial)
+/* Values 4i .. 4i + 3 of a row of n values of fn; `wide`: rows are aligned for one load. */
+static __device__ __forceinline__ float4 fn_quad(enum ds4_dtype dtype, bool wide, int32_t n,
+                                                 const uint8_t *row, int32_t i)
 {
-    __shared__ float mine[HYPER_SLICE];
+    float v[4];
+
+    if (wide && dtype == DS4_DTYPE_F32)
+        return __ldg((const float4 *)row + i);
+    if (wide && (dtype == DS4_DTYPE_F16 || dtype == DS4_DTYPE_BF16)) {
+        const uint2 v = __ldg((const uint2 *)row + i);
+
+        if (dtype == DS4_DTYPE_BF16)
+            return make_float4(ds4_bits_f32(v.x << 16), ds4_bits_f32(v.x & 0xffff0000u),
+                               ds4_bits_f32(v.y << 16), ds4_bits_f32(v.y & 0xffff0000u));
+        return make_float4(__half2float(__ushort_as_half((unsigned short)v.x)),
+                           __half2float(__ushort_as_half((unsigned short)(v.x >> 16))),
+                           __half2float(__ushort_as_half((unsigned short)v.y)),
+                           __half2float(__ushort_as_half((unsigned short)(v.y >> 16))));
+    }
+    for (int k = 0; k < 4; k++)
+        v[k] = 4 * i + k < n ? ds4_dq(dtype, row, 4 * i + k) : 0.0f;
+    return make_float4(v[0], v[1], v[2], v[3]);
+}
+
+/* partial[t][slice][m] = sum over the slice of fn[m] * x, and of x^2 at m = n_mix.  A warp has every
+ * eighth m; its weights are on their way before the state is there. */
+static __global__ void __launch_bounds__(HYPER_THREADS)
+    mix_kernel(struct streams x, const int32_t *rows, const uint8_t *fn, enum ds4_dtype dtype,
+               size_t row_bytes, int32_t n_mix, float *partial)
+{
+    __shared__ float4 mine[HYPER_SLICE / 4];
     const int32_t slice = blockIdx.x, i = blockIdx.y, n_slice = gridDim.x;
-    const int32_t t = rows != NULL ? rows[i] : i, n = x.n_hyper * x.d;
-    const int32_t first = slice * HYPER_SLICE, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int32_t n = x.n_hyper * x.d, first = slice * HYPER_SLICE;
+    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int32_t width = min(HYPER_SLICE, n - first);
+    const bool wide = row_bytes % 16 == 0 && (uintptr_t)fn % 16 == 0 && n % 4 == 0;
     float *out = partial + ((int64_t)i * n_slice + slice) * (n_mix + 1);
+    float4 w[HYPER_ROUNDS][HYPER_SLICE / 128];
 
-    for (int32_t c = threadIdx.x; c < width; c += blockDim.x)
-        mine[c] = ds4_mat_get(x.mat, t, first + c);
-    __syncthreads();
-    for (int32_t m = warp; m <= n_mix; m += HYPER_THREADS / 32) {
-        float sum = 0.0f;
+    ds4_release_next();
+    for (int32_t m0 = 0; m0 <= n_mix; m0 += HYPER_ROUNDS * HYPER_WARPS) {
+#pragma unroll
+        for (int r = 0; r < HYPER_ROUNDS; r++) {
+#pragma unroll
+            for (int c = 0; c < HYPER_SLICE / 128; c++) {
+                const int32_t m = m0 + warp + r * HYPER_WARPS, at = 32 * c + lane;
 
-        for (int32_t c = lane; c < width; c += 32)
-            sum += mine[c] *
-                   (m < n_mix ? ds4_dq(dtype, fn + (size_t)m * row_bytes, first + c) : mine[c]);
-        for (int o = 16; o > 0; o /= 2)
-            sum += __shfl_xor_sync(0xffffffffu, sum, o);
-        if (lane == 0)
-            out[m] = sum;
+                w[r][c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (m < n_mix && 4 * at < width)
+                    w[r][c] = fn_quad(dtype, wide, n, fn + (size_t)m * row_bytes, first / 4 + at);
+            }
+        }
+        if (m0 == 0) {
+            ds4_wait_previous();
+            for (int32_t c = threadIdx.x; c < HYPER_SLICE; c += blockDim.x)
+                ((float *)mine)[c] =
+                    c < width ? ds4_mat_get(x.mat, rows != NULL ? rows[i] : i, first + c) : 0.0f;
+            __syncthreads();
+        }
+#pragma unroll
+        for (int r = 0; r < HYPER_ROUNDS; r++) {
+            const int32_t m = m0 + warp + r * HYPER_WARPS;
+            float sum = 0.0f;
+
+#pragma unroll
+            for (int c = 0; c < HYPER_SLICE / 128; c++) {
+                const float4 v = mine[32 * c + lane], k = m == n_mix ? v : w[r][c];
+
+                sum += v.x * k.x;
+                sum += v.y * k.y;
+                sum += v.z * k.z;
+                sum += v.w * k.w;
+            }
+            for (int o = 16; o > 0; o /= 2)
+                sum += __shfl_xor_sync(0xffffffffu, sum, o);
+            if (lane == 0 && m <= n_mix)
+                out[m] = sum;
+        }
     }
 }
 
@@ -100,6 +155,24 @@ __device__ void sinkhorn(float *c, int32_t n, int32_t iters, float eps)
     }
 }
 
+/* The same for four streams on the lanes of a warp: lane 4j + k holds c[j][k], lanes from 16 on repeat. */
+__device__ float sinkhorn4(float c, int32_t iters, float eps)
+{
+    float top = fmaxf(c, __shfl_xor_sync(0xffffffffu, c, 1)), sum;
+
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    c = expf(c - top);
+    for (int32_t i = 0; i < iters; i++) {
+        sum = c + __shfl_xor_sync(0xffffffffu, c, 1); /* a row */
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        c = i == 0 ? c / sum + eps : c / (sum + eps);
+        sum = c + __shfl_xor_sync(0xffffffffu, c, 4); /* a column */
+        sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+        c /= sum + eps;
+    }
+    return c;
+}
+
 /* By value: what follows the mixes.  post and comb NULL: the head, with n_hyper mixes only. */
 struct read_args {
     const float *partial;
@@ -110,21 +183,30 @@ struct read_args {
     int32_t iters;
     float hyper_eps;
     float rms_eps;
+    const float *norm;
     float *post;
     float *comb;
     struct ds4_dev_mat u;
 };
 
-/* Thread 0 turns the mixes into pre, post and comb. */
-__device__ void finish_mixes(const struct read_args &a, int32_t i, int32_t n, float *mix,
-                             float *pre)
+/* The first warp turns the mixes into post and comb while the others form u. */
+__device__ void finish_mixes(const struct read_args &a, int32_t i, int32_t n, float *mix)
 {
-    for (int32_t j = 0; j < n; j++)
-        pre[j] = sigmoid(mix[j] * a.scale[0] + a.base[j]) + a.hyper_eps;
-    if (a.post == NULL)
+    const int lane = threadIdx.x;
+
+    if (lane < n)
+        a.post[(int64_t)i * n + lane] =
+            2.0f * sigmoid(mix[n + lane] * a.scale[1] + a.base[n + lane]);
+    if (n == 4) {
+        const int at = 2 * n + lane % 16;
+        const float c = sinkhorn4(mix[at] * a.scale[2] + a.base[at], a.iters, a.hyper_eps);
+
+        if (lane < 16)
+            a.comb[(int64_t)i * 16 + lane] = c;
         return;
-    for (int32_t j = 0; j < n; j++)
-        a.post[(int64_t)i * n + j] = 2.0f * sigmoid(mix[n + j] * a.scale[1] + a.base[n + j]);
+    }
+    if (lane > 0)
+        return;
     for (int32_t j = 0; j < n * n; j++)
         mix[2 * n + j] = mix[2 * n + j] * a.scale[2] + a.base[2 * n + j];
     sinkhorn(mix + 2 * n, n, a.iters, a.hyper_eps);
@@ -132,16 +214,28 @@ __device__ void finish_mixes(const struct read_args &a, int32_t i, int32_t n, fl
         a.comb[(int64_t)i * n * n + j] = mix[2 * n + j];
 }
 
-static __global__ void read_kernel(struct streams x, const int32_t *rows, struct read_args a)
+#define READ_THREADS 544 /* one warp for the mixes, sixteen for u */
+#define READ_COLUMNS (READ_THREADS - 32)
+#define READ_EACH    16 /* values of u a thread keeps: d to 8192 */
+
+/* Block i: row i of the result. */
+static __global__ void __launch_bounds__(READ_THREADS)
+    read_kernel(struct streams x, const int32_t *rows, struct read_args a)
 {
     __shared__ float mix[HYPER_MAX_MIX + 1];
     __shared__ float pre[HYPER_MAX];
-    const int32_t i = blockIdx.x, t = rows != NULL ? rows[i] : i, n = x.n_hyper;
+    __shared__ float shared[32];
+    const int32_t i = blockIdx.x, n = x.n_hyper, me = (int32_t)threadIdx.x - 32;
     const float *partial = a.partial + (int64_t)i * a.n_slice * (a.n_mix + 1);
+    float u[READ_EACH], square = 0.0f, factor = 1.0f;
+    int32_t t;
 
+    ds4_take_turn();
+    t = rows != NULL ? rows[i] : i;
     for (int32_t m = threadIdx.x; m <= a.n_mix; m += blockDim.x) {
         float sum = 0.0f;
 
+#pragma unroll 8
         for (int32_t s = 0; s < a.n_slice; s++)
             sum += partial[s * (a.n_mix + 1) + m];
         mix[m] = sum;
@@ -150,21 +244,38 @@ static __global__ void read_kernel(struct streams x, const int32_t *rows, struct
     if (threadIdx.x < (unsigned)a.n_mix)
         mix[threadIdx.x] *= 1.0f / sqrtf(mix[a.n_mix] / (float)(n * x.d) + a.rms_eps);
     __syncthreads();
-    if (threadIdx.x == 0)
-        finish_mixes(a, i, n, mix, pre);
+    if (threadIdx.x < (unsigned)n)
+        pre[threadIdx.x] =
+            sigmoid(mix[threadIdx.x] * a.scale[0] + a.base[threadIdx.x]) + a.hyper_eps;
     __syncthreads();
-    for (int32_t c = threadIdx.x; c < x.d; c += blockDim.x) {
-        float sum = 0.0f;
+    if (me < 0 && a.post != NULL)
+        finish_mixes(a, i, n, mix);
+#pragma unroll
+    for (int k = 0; k < READ_EACH; k++) {
+        const int32_t c = me + k * READ_COLUMNS;
 
+        u[k] = 0.0f;
+        if (me < 0 || c >= x.d)
+            continue;
         for (int32_t j = 0; j < n; j++)
-            sum += pre[j] * ds4_mat_get(x.mat, t, (int64_t)j * x.d + c);
-        ds4_mat_set(a.u, i, c, sum);
+            u[k] += pre[j] * ds4_mat_get(x.mat, t, (int64_t)j * x.d + c);
+        square += u[k] * u[k];
+    }
+    if (a.norm != NULL)
+        factor = 1.0f / sqrtf(ds4_block_sum(square, shared) / (float)x.d + a.rms_eps);
+#pragma unroll
+    for (int k = 0; k < READ_EACH; k++) {
+        const int32_t c = me + k * READ_COLUMNS;
+
+        if (me >= 0 && c < x.d)
+            ds4_mat_set(a.u, i, c, a.norm != NULL ? a.norm[c] * (u[k] * factor) : u[k]);
     }
 }
 
 static __global__ void write_kernel(struct streams x, struct ds4_dev_mat o, const float *post,
                                     const float *comb)
 {
+    ds4_take_turn();
     const int32_t t = blockIdx.y, n = x.n_hyper;
     const int32_t c = blockIdx.x * blockDim.x + threadIdx.x;
     float old[HYPER_MAX], out;
@@ -210,31 +321,24 @@ static void read_rows(struct ds4_device *dev, const struct streams *x, const int
 
     if (n_row == 0)
         return;
-    if (x->n_hyper > HYPER_MAX)
-        ds4_cuda_fatal(__FILE__, __LINE__, "hyper", "more streams than the kernel is sized for");
+    if (x->n_hyper > HYPER_MAX || x->d > READ_EACH * READ_COLUMNS)
+        ds4_cuda_fatal(__FILE__, __LINE__, "hyper",
+                       "more or wider streams than the kernel is sized for");
     partial = DS4_CARVE(dev, float, (int64_t)n_row *n_slice *(n_mix + 1), &used);
     a->partial = partial;
     a->n_slice = n_slice;
     a->n_mix = n_mix;
-    DS4_LAUNCH(mix_kernel, grid, HYPER_THREADS, 0, dev->stream, *x, rows, (const uint8_t *)fn->data,
-               fn->dtype, fn->row_bytes, n_mix, partial);
-    DS4_LAUNCH(read_kernel, n_row, HYPER_THREADS, 0, dev->stream, *x, rows, *a);
+    DS4_CHAIN(mix_kernel, grid, HYPER_THREADS, 0, dev, *x, rows, (const uint8_t *)fn->data,
+              fn->dtype, fn->row_bytes, n_mix, partial);
+    DS4_CHAIN(read_kernel, n_row, READ_THREADS, 0, dev, *x, rows, *a);
 }
 
 void ds4_cuda_hyper_read(struct ds4_device *dev, const struct ds4_hyper_read_args *a)
 {
     const struct streams x = streams_of(&a->x);
-    struct read_args read = {NULL,
-                             0,
-                             0,
-                             a->base,
-                             a->scale,
-                             a->sinkhorn_iters,
-                             a->hyper_eps,
-                             a->rms_eps,
-                             a->post,
-                             a->comb,
-                             ds4_dev_mat_of(&a->u)};
+    struct read_args read = {
+        NULL,         0,          0,       a->base, a->scale, a->sinkhorn_iters,
+        a->hyper_eps, a->rms_eps, a->norm, a->post, a->comb,  ds4_dev_mat_of(&a->u)};
 
     read_rows(dev, &x, NULL, a->x.shape[0], &a->fn, &read);
 }
@@ -242,19 +346,14 @@ void ds4_cuda_hyper_read(struct ds4_device *dev, const struct ds4_hyper_read_arg
 void ds4_cuda_hyper_head(struct ds4_device *dev, const struct ds4_hyper_head_args *a)
 {
     const struct streams x = streams_of(&a->x);
-    struct read_args read = {NULL,
-                             0,
-                             0,
-                             a->base,
-                             a->scale,
-                             0,
-                             a->hyper_eps,
-                             a->rms_eps,
-                             NULL,
-                             NULL,
-                             ds4_dev_mat_of(&a->h)};
+    struct read_args read = {
+        NULL,         0,          0,    a->base, a->scale, 0,
+        a->hyper_eps, a->rms_eps, NULL, NULL,    NULL,     ds4_dev_mat_of(&a->h)};
+    const int32_t *rows = a->row == dev->host_out_row && a->n_row == dev->shape.n_out
+                              ? dev->batch.out_row
+                              : ds4_dev_put_ids(dev, a->row, a->n_row);
 
-    read_rows(dev, &x, ds4_dev_put_ids(dev, a->row, a->n_row), a->n_row, &a->fn, &read);
+    read_rows(dev, &x, rows, a->n_row, &a->fn, &read);
 }
 
 void ds4_cuda_hyper_write(struct ds4_device *dev, const struct ds4_hyper_write_args *a)
@@ -264,6 +363,6 @@ void ds4_cuda_hyper_write(struct ds4_device *dev, const struct ds4_hyper_write_a
 
     if (a->x.shape[0] == 0)
         return;
-    DS4_LAUNCH(write_kernel, grid, HYPER_THREADS, 0, dev->stream, x, ds4_dev_mat_of(&a->o), a->post,
-               a->comb);
+    DS4_CHAIN(write_kernel, grid, HYPER_THREADS, 0, dev, x, ds4_dev_mat_of(&a->o), a->post,
+              a->comb);
 }

@@ -36,6 +36,7 @@ __device__ __forceinline__ int32_t visible_rows(const struct index_args &a, int3
 
 static __global__ void score_kernel(struct index_args a)
 {
+    ds4_take_turn();
     __shared__ float key[INDEX_ROWS][INDEX_MAX_DIM + 1];
     const int32_t t = a.first + blockIdx.y, d = a.pages.d;
     const struct ds4_dev_entry entry = a.batch.entry[a.batch.entry_of[t]];
@@ -144,6 +145,7 @@ __device__ __forceinline__ uint32_t block_scan(uint32_t mine, uint32_t *shared, 
 
 static __global__ void select_kernel(struct index_args a)
 {
+    ds4_take_turn();
     __shared__ uint32_t shared[32];
     const int32_t t = a.first + blockIdx.x, n = visible_rows(a, t);
     const float *score = a.score + (int64_t)blockIdx.x * a.max_rows;
@@ -223,7 +225,7 @@ void ds4_cuda_index(struct ds4_device *dev, const struct ds4_index_args *a)
         const dim3 grid((unsigned)ds4_div_up(args.max_rows, INDEX_ROWS), n);
 
         if (most > a->top_k)
-            DS4_LAUNCH(score_kernel, grid, INDEX_THREADS, 0, dev->stream, args);
-        DS4_LAUNCH(select_kernel, n, INDEX_THREADS, 0, dev->stream, args);
+            DS4_CHAIN(score_kernel, grid, INDEX_THREADS, 0, dev, args);
+        DS4_CHAIN(select_kernel, n, INDEX_THREADS, 0, dev, args);
     }
 }

@@ -9,6 +9,7 @@
  * no atomics, the same bits every run.
  * Bytes: touched experts as stored; the rows between the launches stay in L2 for decode steps. */
 #include "kernels/cuda/act.cuh"
+#include "kernels/cuda/experts_args.cuh"
 #include "kernels/cuda/product.cuh"
 
 #define THREADS         256
@@ -103,6 +104,7 @@ static __global__ void group_kernel(struct ds4_dev_batch batch, const int32_t *i
                                     const float *weight, int32_t tok0, int32_t n_use,
                                     int32_t n_used, struct room r)
 {
+    ds4_take_turn();
     extern __shared__ uint32_t touched[]; /* one bit per expert */
     __shared__ int32_t shared[THREADS / 32];
     const int32_t e = blockIdx.x, n_expert = gridDim.x, n_word = (n_expert + 31) / 32;
@@ -142,21 +144,13 @@ static __global__ void group_kernel(struct ds4_dev_batch batch, const int32_t *i
 
 /* ---- between the products ------------------------------------------------------------------------- */
 
-/* As on the CPU: comparisons that let a NaN pass. */
-static __device__ __forceinline__ float middle_value(float g, float u, float clamp, float weight)
-{
-    g = g > clamp ? clamp : g; /* from above only */
-    u = u > clamp ? clamp : u;
-    u = u < -clamp ? -clamp : u;
-    return g / (1.0f + expf(-g)) * u * weight;
-}
-
 /* Middle rows, packed for the down product.  Block (x: values, y: slot). */
 template <int FORM>
 static __global__ void middle_kernel(const float *gate, const float *up, const float *weight,
                                      const int32_t *n_slot, int32_t d, float clamp,
                                      struct ds4_packed dst)
 {
+    ds4_take_turn();
     const int32_t i = blockIdx.x * THREADS + threadIdx.x, slot = blockIdx.y;
     uint8_t *row = (uint8_t *)dst.data + slot * dst.row_bytes;
     float v = 0.0f;
@@ -164,8 +158,8 @@ static __global__ void middle_kernel(const float *gate, const float *up, const f
     if (n_slot != NULL && slot >= *n_slot)
         return;
     if (i < d)
-        v = middle_value(gate[(int64_t)slot * d + i], up[(int64_t)slot * d + i], clamp,
-                         weight != NULL ? weight[slot] : 1.0f);
+        v = ds4_middle_value(gate[(int64_t)slot * d + i], up[(int64_t)slot * d + i], clamp,
+                             weight != NULL ? weight[slot] : 1.0f);
     if (FORM == DS4_FORM_INT8) {
         if (i / 32 < dst.part) /* whole warps */
             ds4_pack_unit(v, i / 32, dst.part, row);
@@ -182,6 +176,7 @@ static __global__ void combine_kernel(struct ds4_dev_batch batch, int32_t tok0,
                                       const int32_t *slot_of, int32_t n_used, const float *part,
                                       const float *shared_row, int32_t d, struct ds4_dev_mat y)
 {
+    ds4_take_turn();
     __shared__ int32_t slot[MAX_USED];
     __shared__ int32_t n_slot;
     const int32_t i = blockIdx.x * THREADS + threadIdx.x, t = blockIdx.y;
@@ -222,16 +217,16 @@ static struct ds4_packed make_middle(struct ds4_device *dev, enum ds4_form form,
 
     switch (form) {
     case DS4_FORM_EXACT:
-        DS4_LAUNCH(middle_kernel<DS4_FORM_EXACT>, grid, THREADS, 0, dev->stream, r->gate, r->up,
-                   weight, n_slot, d, clamp, p);
+        DS4_CHAIN(middle_kernel<DS4_FORM_EXACT>, grid, THREADS, 0, dev, r->gate, r->up, weight,
+                  n_slot, d, clamp, p);
         break;
     case DS4_FORM_INT8:
-        DS4_LAUNCH(middle_kernel<DS4_FORM_INT8>, grid, THREADS, 0, dev->stream, r->gate, r->up,
-                   weight, n_slot, d, clamp, p);
+        DS4_CHAIN(middle_kernel<DS4_FORM_INT8>, grid, THREADS, 0, dev, r->gate, r->up, weight,
+                  n_slot, d, clamp, p);
         break;
     case DS4_FORM_TILE:
-        DS4_LAUNCH(middle_kernel<DS4_FORM_TILE>, grid, THREADS, 0, dev->stream, r->gate, r->up,
-                   weight, n_slot, d, clamp, p);
+        DS4_CHAIN(middle_kernel<DS4_FORM_TILE>, grid, THREADS, 0, dev, r->gate, r->up, weight,
+                  n_slot, d, clamp, p);
         break;
     }
     return p;
@@ -356,9 +351,9 @@ static void run_routed(struct ds4_device *dev, const struct ds4_moe_args *a, str
     struct ds4_product p = {};
     struct ds4_packed middle;
 
-    DS4_LAUNCH(group_kernel, n_expert, THREADS, sizeof(uint32_t) * (size_t)ds4_div_up(n_expert, 32),
-               dev->stream, dev->batch, a->id + (size_t)tok0 * a->n_used,
-               a->weight + (size_t)tok0 * a->n_used, tok0, n_use, a->n_used, *r);
+    DS4_CHAIN(group_kernel, n_expert, THREADS, sizeof(uint32_t) * (size_t)ds4_div_up(n_expert, 32),
+              dev, dev->batch, a->id + (size_t)tok0 * a->n_used,
+              a->weight + (size_t)tok0 * a->n_used, tok0, n_use, a->n_used, *r);
     p.n_part = n_expert < n_use ? n_expert : n_use;
     p.n = n_use;
     p.group = r->group;
@@ -398,6 +393,93 @@ static void run_shared(struct ds4_device *dev, const struct ds4_moe_args *a, str
     }
 }
 
+/* ---- few tokens, int8 products: two launches for everything ------------------------------------------- */
+
+static ds4_experts_fn experts_fn(enum ds4_dtype dtype, bool gate)
+{
+    switch (dtype) {
+#define DS4_CASE(name, type)                                                                       \
+    case type:                                                                                     \
+        return gate ? ds4_cuda_gate_##name : ds4_cuda_down_##name;
+        DS4_EXPERT_FNS(DS4_CASE)
+#undef DS4_CASE
+    default:
+        return NULL;
+    }
+}
+
+static bool can_fuse(const struct ds4_moe_args *a, int32_t n)
+{
+    return n <= DS4_EXPERTS_MAX_TOK && experts_fn(a->gate.dtype, true) != NULL &&
+           experts_fn(a->down.dtype, false) != NULL && a->up.dtype == a->gate.dtype &&
+           a->up.row_bytes == a->gate.row_bytes && a->shared_gate.dtype == DS4_DTYPE_Q8_0 &&
+           a->shared_up.dtype == DS4_DTYPE_Q8_0 && a->shared_down.dtype == DS4_DTYPE_Q8_0 &&
+           a->gate.n_row % 32 == 0;
+}
+
+/* Room of the unfused path, used otherwise: part for the shared products, gate for its middle rows. */
+static bool fits_fused(const struct ds4_moe_args *a, const struct room *r, int32_t n)
+{
+    const int64_t d_shared = a->shared_gate.n_row;
+
+    return 2 * n * d_shared <= (int64_t)n * a->n_used * a->down.n_row &&
+           n * d_shared <= r->middle_values;
+}
+
+/* The shared expert's two products go first: they need no routing. */
+static void run_fused(struct ds4_device *dev, const struct ds4_moe_args *a, struct room *r,
+                      struct ds4_dev_mat x, int32_t n)
+{
+    const int32_t n_use = n * a->n_used, n_expert = a->gate.n_stack;
+    const int32_t d_shared = a->shared_gate.n_row;
+    float *const gate = r->part, *const up = gate + (int64_t)n * d_shared;
+    struct ds4_experts p = {};
+    struct ds4_product shared = {};
+
+    p.x = pack_x(dev, r, DS4_FORM_INT8, x, n, a->gate.n_col);
+    shared.dtype = a->shared_gate.dtype;
+    shared.w[0] = (const uint8_t *)a->shared_gate.data;
+    shared.w[1] = (const uint8_t *)a->shared_up.data;
+    shared.n_w = 2;
+    shared.row_bytes = a->shared_gate.row_bytes;
+    shared.n_row = d_shared;
+    shared.n_col = a->shared_gate.n_col;
+    shared.n_part = 1;
+    shared.n = n;
+    shared.x = p.x;
+    shared.y[0] = gate;
+    shared.y[1] = up;
+    shared.y_stride = d_shared;
+    ds4_cuda_product(dev, DS4_FORM_INT8, &shared, r->used);
+    DS4_CHAIN(group_kernel, n_expert, THREADS, sizeof(uint32_t) * (size_t)ds4_div_up(n_expert, 32),
+              dev, dev->batch, a->id, a->weight, 0, n_use, a->n_used, *r);
+    p.batch = dev->batch;
+    p.n_tok = n;
+    p.d = a->down.n_row;
+    p.d_expert = a->gate.n_row;
+    p.d_shared = d_shared;
+    p.group = r->group;
+    p.n_group = n_expert < n_use ? n_expert : n_use;
+    p.token = r->token;
+    p.weight = r->weight;
+    p.gate = (const uint8_t *)a->gate.data;
+    p.up = (const uint8_t *)a->up.data;
+    p.gate_row_bytes = a->gate.row_bytes;
+    p.clamp = a->clamp;
+    p.middle = ds4_cuda_packed_at(DS4_FORM_INT8, 1, a->gate.n_row, r->middle);
+    p.down = (const uint8_t *)a->down.data;
+    p.down_row_bytes = a->down.row_bytes;
+    p.shared_gate = gate;
+    p.shared_up = up;
+    p.shared_clamp = a->shared_clamp;
+    p.shared_middle = ds4_cuda_packed_at(DS4_FORM_INT8, 1, d_shared, r->gate);
+    p.shared_down = (const uint8_t *)a->shared_down.data;
+    p.shared_row_bytes = a->shared_down.row_bytes;
+    p.y = ds4_dev_mat_of(&a->y);
+    experts_fn(a->gate.dtype, true)(dev, &p);
+    experts_fn(a->down.dtype, false)(dev, &p);
+}
+
 void ds4_cuda_moe(struct ds4_device *dev, const struct ds4_moe_args *a)
 {
     const int32_t n_tok = dev->batch.n_tok, d = a->down.n_row, step = chunk_of(n_tok, a->n_used);
@@ -412,10 +494,14 @@ void ds4_cuda_moe(struct ds4_device *dev, const struct ds4_moe_args *a)
         struct ds4_dev_mat x = ds4_dev_mat_of(&a->x);
 
         x.data = (uint8_t *)x.data + i * x.stride * (x.bf16 ? 2 : 4);
+        if (!exact && step == n_tok && can_fuse(a, n) && fits_fused(a, &r, n)) {
+            run_fused(dev, a, &r, x, n);
+            return;
+        }
         run_routed(dev, a, &r, x, i, n, exact);
         run_shared(dev, a, &r, x, n, exact);
-        DS4_LAUNCH(combine_kernel, dim3(ds4_div_up(d, THREADS), n), THREADS, 0, dev->stream,
-                   dev->batch, i, r.slot_of, a->n_used, r.part, r.shared, d, ds4_dev_mat_of(&a->y));
+        DS4_CHAIN(combine_kernel, dim3(ds4_div_up(d, THREADS), n), THREADS, 0, dev, dev->batch, i,
+                  r.slot_of, a->n_used, r.part, r.shared, d, ds4_dev_mat_of(&a->y));
     }
 }
 

@@ -8,6 +8,7 @@
 static __global__ void rmsnorm_kernel(struct ds4_dev_mat x, const float *w, float eps, int32_t d,
                                       struct ds4_dev_mat y)
 {
+    ds4_take_turn();
     __shared__ float shared[32];
     const int64_t row = blockIdx.x;
     float square = 0.0f, factor;
@@ -32,6 +33,6 @@ void ds4_cuda_rmsnorm(struct ds4_device *dev, const struct ds4_rmsnorm_args *a)
 
     if (n == 0)
         return;
-    DS4_LAUNCH(rmsnorm_kernel, n, d >= 512 ? 256 : 64, 0, dev->stream, ds4_dev_mat_of(&a->x), a->w,
-               a->eps, d, ds4_dev_mat_of(&a->y));
+    DS4_CHAIN(rmsnorm_kernel, n, d >= 512 ? 256 : 64, 0, dev, ds4_dev_mat_of(&a->x), a->w, a->eps,
+              d, ds4_dev_mat_of(&a->y));
 }

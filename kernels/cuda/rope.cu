@@ -7,6 +7,7 @@ static __global__ void rope_kernel(struct ds4_dev_batch batch, float *x, int64_t
                                    int64_t head_stride, int32_t d, const float *freq,
                                    int32_t d_rope, bool inverse, bool unit_rms, float eps)
 {
+    ds4_take_turn();
     __shared__ float shared[32];
     const int32_t t = blockIdx.y;
     float *head = x + t * tok_stride + (int64_t)blockIdx.x * head_stride;
@@ -41,7 +42,7 @@ void ds4_cuda_rope(struct ds4_device *dev, const struct ds4_rope_args *a)
 
     if (dev->batch.n_tok == 0)
         return;
-    DS4_LAUNCH(rope_kernel, grid, 128, 0, dev->stream, dev->batch, (float *)a->x.data,
-               a->x.stride[0], heads ? a->x.stride[1] : 0, d, a->rope.freq, a->rope.d_rope,
-               a->inverse, a->unit_rms, a->eps);
+    DS4_CHAIN(rope_kernel, grid, 128, 0, dev, dev->batch, (float *)a->x.data, a->x.stride[0],
+              heads ? a->x.stride[1] : 0, d, a->rope.freq, a->rope.d_rope, a->inverse, a->unit_rms,
+              a->eps);
 }

@@ -44,6 +44,7 @@ static __global__ void route_kernel(struct ds4_dev_batch batch, const float *log
                                     int32_t n_expert, const int32_t *table, const float *bias,
                                     int32_t n_used, float scale, int32_t *id, float *weight)
 {
+    ds4_take_turn();
     __shared__ float strength[ROUTE_MAX_EXPERT];
     __shared__ uint64_t key[ROUTE_MAX_EXPERT];
     __shared__ uint64_t shared[32];
@@ -106,7 +107,7 @@ void ds4_cuda_route(struct ds4_device *dev, const struct ds4_route_args *a)
         return;
     if (n_expert > ROUTE_MAX_EXPERT || a->n_used > ROUTE_MAX_USED)
         ds4_cuda_fatal(__FILE__, __LINE__, "route", "more experts than the kernel is sized for");
-    DS4_LAUNCH(route_kernel, dev->batch.n_tok, ROUTE_THREADS, 0, dev->stream, dev->batch,
-               (const float *)a->logits.data, a->logits.stride[0], n_expert, a->table, a->bias,
-               a->n_used, a->scale, a->id, a->weight);
+    DS4_CHAIN(route_kernel, dev->batch.n_tok, ROUTE_THREADS, 0, dev, dev->batch,
+              (const float *)a->logits.data, a->logits.stride[0], n_expert, a->table, a->bias,
+              a->n_used, a->scale, a->id, a->weight);
 }

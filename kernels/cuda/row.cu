@@ -6,6 +6,7 @@
 static __global__ void round_kernel(float *x, int64_t stride, int32_t d, int32_t d_rope,
                                     enum ds4_row_format format)
 {
+    ds4_take_turn();
     __shared__ float row[DS4_DEV_MAX_ROW];
     float *mine = x + (int64_t)blockIdx.x * stride;
 
@@ -24,13 +25,14 @@ void ds4_cuda_round(struct ds4_device *dev, const struct ds4_round_args *a)
         return;
     if (d > DS4_DEV_MAX_ROW)
         ds4_cuda_fatal(__FILE__, __LINE__, "round", "row wider than shared memory is sized for");
-    DS4_LAUNCH(round_kernel, n, 128, 0, dev->stream, (float *)a->x.data, a->x.stride[0], d,
-               a->d_rope, a->format);
+    DS4_CHAIN(round_kernel, n, 128, 0, dev, (float *)a->x.data, a->x.stride[0], d, a->d_rope,
+              a->format);
 }
 
 static __global__ void ring_write_kernel(struct ds4_dev_batch batch, const float *x, int64_t stride,
                                          struct ds4_ring ring)
 {
+    ds4_take_turn();
     const int32_t t = blockIdx.x;
     const struct ds4_dev_entry entry = batch.entry[batch.entry_of[t]];
     const int32_t pos = batch.pos[t];
@@ -46,6 +48,6 @@ void ds4_cuda_ring_write(struct ds4_device *dev, const struct ds4_ring_write_arg
 {
     if (dev->batch.n_tok == 0)
         return;
-    DS4_LAUNCH(ring_write_kernel, dev->batch.n_tok, 128, 0, dev->stream, dev->batch,
-               (const float *)a->x.data, a->x.stride[0], a->ring);
+    DS4_CHAIN(ring_write_kernel, dev->batch.n_tok, 128, 0, dev, dev->batch,
+              (const float *)a->x.data, a->x.stride[0], a->ring);
 }

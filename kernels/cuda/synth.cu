@@ -48,6 +48,7 @@ void ds4_cuda_synth(struct ds4_device *dev, const struct ds4_synth_recipe *recip
 static __global__ void spread_kernel(struct ds4_dev_batch batch, const int32_t *id, int32_t n_used,
                                      int32_t n_expert, unsigned long long *count)
 {
+    ds4_take_turn();
     __shared__ uint8_t seen[DS4_SPREAD_MAX_EXPERTS];
     int n = 0;
 
@@ -78,6 +79,6 @@ void ds4_cuda_spread(struct ds4_device *dev, const struct ds4_spread_args *a)
         return;
     if (a->n_expert > DS4_SPREAD_MAX_EXPERTS)
         ds4_cuda_fatal(__FILE__, __LINE__, "spread", "more experts than the kernel is sized for");
-    DS4_LAUNCH(spread_kernel, 1, SPREAD_THREADS, 0, dev->stream, dev->batch, a->id, a->n_used,
+    DS4_CHAIN(spread_kernel, 1, SPREAD_THREADS, 0, dev, dev->batch, a->id, a->n_used,
                a->n_expert, (unsigned long long *)a->count);
 }

@@ -1,8 +1,8 @@
 /* Many rows against stored weights on tensor cores: bf16 operands, f32 sums (mma.sync m16n8k16).
  *
- * A block of eight warps makes BM weight rows times 64 inputs.  Each step of K (8192 / BM values) every
- * thread decodes one unit of 32 weights into registers while the previous step's products run, stores it
- * as bf16, and the inputs' rows arrive by cp.async.  Weights are the mma's A (16 rows), inputs its B (8
+ * A block of eight warps makes BM weight rows times 64 inputs.  Stored weights arrive by cp.async in chunks of 256
+ * values a row, inputs two steps ahead; each step of K (8192 / BM values) every thread decodes one unit of
+ * 32 weights to bf16, while another block's products run.  Weights are the mma's A (16 rows), inputs its B (8
  * columns), so few inputs cost little padding; shared rows are 16 bytes longer than a power of two,
  * which keeps ldmatrix and the stores free of bank conflicts.
  *   BM 128, BK  64: experts and large products, warps 4 x 2, 32 x 32 each
@@ -13,6 +13,7 @@
 #define DS4_KERNELS_CUDA_TILE_CUH
 
 #include "kernels/cuda/async.cuh"
+#include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/product.cuh"
 #include "kernels/cuda/unit.cuh"
 
@@ -27,8 +28,8 @@ template <int BM> struct ds4_tile_shape {
     static constexpr int wm = BM / warps_m / 16;         /* m16 tiles of a warp */
     static constexpr int wn = DS4_TILE_N / warps_n / 16; /* n16 tiles of a warp */
     static constexpr int w_values = BM * pitch;          /* one stage of weights */
-    static constexpr int x_values = DS4_TILE_N * pitch;  /* two stages of inputs */
-    static constexpr int bytes = (w_values + 2 * x_values) * 2;
+    static constexpr int x_values = DS4_TILE_N * pitch;  /* one of three stages of inputs */
+    static constexpr int bytes = (w_values + 3 * x_values) * 2;
 };
 
 /* What a block works on. */
@@ -41,51 +42,72 @@ struct ds4_tile_work {
     float *y;
 };
 
-static __device__ __forceinline__ void ds4_ldmatrix(uint32_t (&r)[4], const __nv_bfloat16 *p)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"((uint32_t)__cvta_generic_to_shared(p))
-                 : "memory");
-}
+/* Stored weights of a tile on their way: DS4_TILE_CHUNK values of each row a stage.  A chunk is asked for
+ * at least two steps before it is used. */
+#define DS4_TILE_CHUNK 256
+template <int BM> struct ds4_tile_ahead {
+    static constexpr int chunks = ds4_tile_shape<BM>::bk < DS4_TILE_CHUNK ? 1 : 2;
+    static constexpr int stages = chunks + 1;
+};
+template <int D> struct ds4_tile_raw {
+    static constexpr int bytes =
+        ds4_is_scalar(D) ? 0 : DS4_TILE_CHUNK / ds4_block_elems(D) * ds4_block_bytes(D);
+    /* Any start, a word to spare; an odd number of 16 bytes spreads rows over the banks. */
+    static constexpr int room = ds4_is_scalar(D) ? 0 : (bytes + 35) / 16 / 2 * 32 + 16;
+};
 
-static __device__ __forceinline__ void ds4_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                               uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
-                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-static __device__ __forceinline__ uint32_t ds4_bf16_pair(float low, float high)
-{
-    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-
-    return *(const uint32_t *)&v;
-}
-
-/* This thread's unit of the weight tile at column k0, as bf16 pairs. */
+/* Starts the copy of the rows' chunk at column k0, a multiple of DS4_TILE_CHUNK. */
 template <int D, int BM>
-static __device__ __forceinline__ void ds4_tile_decode(const struct ds4_product &p,
-                                                       const struct ds4_tile_work &k, int32_t k0,
-                                                       const uint64_t *grid, uint32_t (&pair)[16])
+static __device__ __forceinline__ void ds4_tile_fetch_raw(const struct ds4_product &p,
+                                                          const struct ds4_tile_work &k, int32_t k0,
+                                                          uint8_t *stage)
+{
+    using raw = ds4_tile_raw<D>;
+    constexpr int pieces = raw::room / 16;
+    const size_t skip = (size_t)(k0 / ds4_block_elems(D)) * ds4_block_bytes(D);
+    const size_t end = (size_t)(p.n_col / ds4_block_elems(D)) * ds4_block_bytes(D);
+    const int bytes = end - skip < (size_t)raw::bytes ? (int)(end - skip) : raw::bytes;
+
+    for (int i = threadIdx.x; i < BM * pieces; i += DS4_TILE_THREADS) {
+        const int r = i / pieces, at = i % pieces * 16;
+        const int32_t row = min(k.row0 + r, p.n_row - 1);
+        const uint8_t *from = k.w + (size_t)row * p.row_bytes + skip;
+        const int lead = (int)((uintptr_t)from & 15), total = lead + bytes;
+
+        if (at < total)
+            ds4_async_copy(stage + r * raw::room + at, from - lead + at, min(16, total - at));
+    }
+}
+
+/* This thread's unit of the weight tile at column k0, as bf16 pairs; `raw` holds the chunk around k0
+ * (scalars are read from memory). */
+template <int D, int BM>
+static __device__ __forceinline__ void
+ds4_tile_decode(const struct ds4_product &p, const struct ds4_tile_work &k, int32_t k0,
+                const uint8_t *raw, const uint64_t *grid, uint32_t (&pair)[16])
 {
     constexpr int units = ds4_tile_shape<BM>::bk / DS4_UNIT;
-    const int32_t row = min(k.row0 + (int32_t)threadIdx.x / units, p.n_row - 1);
+    const int r = threadIdx.x / units;
+    const int32_t row = min(k.row0 + r, p.n_row - 1);
     const int32_t unit = k0 / DS4_UNIT + (int32_t)threadIdx.x % units;
-    struct ds4_global_span b = ds4_span_of(k.w + (size_t)row * p.row_bytes);
+    const uint8_t *stored = k.w + (size_t)row * p.row_bytes;
 
-    if (D == DS4_DTYPE_IQ2_XXS)
-        b.grid = grid;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
         const int32_t left = p.n_col - DS4_UNIT * unit - 4 * j;
         float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
-        if (left > 0)
-            v = ds4_is_scalar(D) ? ds4_unit_quad_end<D>(b, unit, j, left)
-                                 : ds4_unit_quad<D>(b, unit, j);
+        if constexpr (ds4_is_scalar(D)) {
+            if (left > 0)
+                v = ds4_unit_quad_end<D>(ds4_span_of(stored), unit, j, left);
+        } else if (left > 0) {
+            const size_t skip = (size_t)(k0 / DS4_TILE_CHUNK) * ds4_tile_raw<D>::bytes;
+            const struct ds4_shared_span span = {
+                (const uint32_t *)(raw + r * ds4_tile_raw<D>::room),
+                (uint32_t)((uintptr_t)(stored + skip) & 15), grid};
+
+            v = ds4_unit_quad<D>(span, unit % (DS4_TILE_CHUNK / DS4_UNIT), j);
+        }
         pair[2 * j] = ds4_bf16_pair(v.x, v.y);
         pair[2 * j + 1] = ds4_bf16_pair(v.z, v.w);
     }
@@ -199,23 +221,41 @@ static __device__ __forceinline__ void ds4_tile_run(const struct ds4_product &p,
 {
     using shape = ds4_tile_shape<BM>;
     __nv_bfloat16 *const w = room, *const x = room + shape::w_values;
+    uint8_t *const raw = (uint8_t *)(x + 3 * shape::x_values);
+    constexpr int stage = BM * ds4_tile_raw<D>::room;
     float acc[shape::wm][2 * shape::wn][4] = {};
     uint32_t pair[16];
     int now = 0;
 
+    constexpr int ahead = ds4_tile_ahead<BM>::chunks, stages = ds4_tile_ahead<BM>::stages;
+
+    /* Groups of copies: the inputs of one step each, and with a chunk's first step a chunk. */
+    if constexpr (!ds4_is_scalar(D))
+        ds4_tile_fetch_raw<D, BM>(p, k, 0, raw);
     ds4_tile_fetch<BM>(p, k, 0, x);
-    ds4_tile_decode<D, BM>(p, k, 0, grid, pair);
-    for (int32_t k0 = 0; k0 < p.n_col; k0 += shape::bk, now ^= 1) {
-        __syncthreads(); /* the products of the previous step have read w */
-        ds4_tile_store<BM>(w, pair);
-        ds4_async_wait<0>();
-        __syncthreads();
-        if (k0 + shape::bk < p.n_col) {
-            ds4_tile_fetch<BM>(p, k, k0 + shape::bk, x + (now ^ 1) * shape::x_values);
-            ds4_tile_decode<D, BM>(p, k, k0 + shape::bk, grid, pair);
-        }
-        ds4_tile_multiply<BM>(w, x + now * shape::x_values, k.n, acc);
+    if constexpr (!ds4_is_scalar(D) && ahead == 2) {
+        if (DS4_TILE_CHUNK < p.n_col)
+            ds4_tile_fetch_raw<D, BM>(p, k, DS4_TILE_CHUNK, raw + stage);
     }
+    ds4_tile_fetch<BM>(p, k, shape::bk, x + shape::x_values);
+    for (int32_t k0 = 0; k0 < p.n_col; k0 += shape::bk) {
+        const int32_t chunk = k0 / DS4_TILE_CHUNK;
+
+        ds4_async_wait<1>();
+        __syncthreads(); /* everyone's copies are there, and w and the oldest inputs are free */
+        if constexpr (!ds4_is_scalar(D)) {
+            if (k0 % DS4_TILE_CHUNK == 0 && k0 + ahead * DS4_TILE_CHUNK < p.n_col)
+                ds4_tile_fetch_raw<D, BM>(p, k, k0 + ahead * DS4_TILE_CHUNK,
+                                          raw + (chunk + ahead) % stages * stage);
+        }
+        ds4_tile_fetch<BM>(p, k, k0 + 2 * shape::bk, x + (now + 2) % 3 * shape::x_values);
+        ds4_tile_decode<D, BM>(p, k, k0, raw + chunk % stages * stage, grid, pair);
+        ds4_tile_store<BM>(w, pair);
+        __syncthreads();
+        ds4_tile_multiply<BM>(w, x + now * shape::x_values, k.n, acc);
+        now = (now + 1) % 3;
+    }
+    ds4_async_wait<0>();
     ds4_tile_write<BM>(p, k, acc);
     __syncthreads(); /* before another tile of this block */
 }
@@ -226,6 +266,7 @@ template <int D, int BM>
 static __global__ void __launch_bounds__(DS4_TILE_THREADS, 2)
     ds4_tile_kernel(const __grid_constant__ struct ds4_product p)
 {
+    ds4_take_turn();
     extern __shared__ uint4 ds4_tile_room[];
     __shared__ uint64_t grid[D == DS4_DTYPE_IQ2_XXS ? DS4_IQ2_CODES : 1];
     __nv_bfloat16 *const room = (__nv_bfloat16 *)ds4_tile_room;
@@ -259,13 +300,14 @@ static __global__ void __launch_bounds__(DS4_TILE_THREADS, 2)
 template <int D, int BM>
 static void ds4_tile_launch(struct ds4_device *dev, const struct ds4_product *p)
 {
-    constexpr int bytes = ds4_tile_shape<BM>::bytes;
+    constexpr int bytes =
+        ds4_tile_shape<BM>::bytes + ds4_tile_ahead<BM>::stages * BM * ds4_tile_raw<D>::room;
     const int z = p->group != NULL ? p->n_w : p->n_w * ds4_div_up(p->n, DS4_TILE_N);
 
     DS4_CUDA(cudaFuncSetAttribute(ds4_tile_kernel<D, BM>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    DS4_LAUNCH((ds4_tile_kernel<D, BM>), dim3(ds4_div_up(p->n_row, BM), p->n_part, z),
-               DS4_TILE_THREADS, bytes, dev->stream, *p);
+    DS4_CHAIN((ds4_tile_kernel<D, BM>), dim3(ds4_div_up(p->n_row, BM), p->n_part, z),
+              DS4_TILE_THREADS, bytes, dev, *p);
 }
 
 /* Tall tiles where they still give every SM work. */

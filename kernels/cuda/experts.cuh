@@ -1,0 +1,400 @@
+/* Experts of a decode step in two launches: gate, up and middle; then down, summed over experts.
+ *
+ *   1. a block makes 32 middle values of one expert's slots: a warp streams a gate row and the up row
+ *      beside it past the slots' inputs, so that the two sums meet in its lanes; the block's 32 values
+ *      are one packed unit of the down product.  The shared expert's middle rows are packed on the side.
+ *   2. a warp makes two rows of y for all tokens: it streams those rows of the shared expert, then of every
+ *      touched expert in rising order, and adds each to its tokens' sums in shared memory.  Nothing
+ *      is written but y, and the order of the sums is fixed.
+ * Weights come through the rings of gemv.cuh, one pipeline over all experts of a warp, and are read once per
+ * eight slots.  Bytes: touched experts and the shared expert, once.  Bound: memory, IQ2_XXS the decoding. */
+#ifndef DS4_KERNELS_CUDA_EXPERTS_CUH
+#define DS4_KERNELS_CUDA_EXPERTS_CUH
+
+#include "kernels/cuda/act.cuh"
+#include "kernels/cuda/experts_args.cuh"
+#include "kernels/cuda/gemv.cuh"
+
+#define DS4_EXPERT_WARPS 8
+#define DS4_EXPERT_ROWS  2 /* streamed side by side */
+#define DS4_EXPERT_SLOTS 8 /* at once */
+#define DS4_EXPERT_SLAB  32
+
+template <int D> struct ds4_expert_ring {
+    using shape = ds4_gemv_shape<D, DS4_EXPERT_ROWS>;
+    static constexpr int fit = 7168 / (DS4_EXPERT_ROWS * shape::room); /* 56 KiB over eight warps */
+    static constexpr int stages = fit > 4 ? 4 : fit < 3 ? 3 : fit;
+    static constexpr int words = stages * DS4_EXPERT_ROWS * shape::room / 16; /* uint4 a warp */
+};
+
+/* Starts the copy of chunk c of two rows of a matrix of n_col columns. */
+template <int D>
+static __device__ __forceinline__ void
+ds4_expert_fetch(const uint8_t *const (&row)[DS4_EXPERT_ROWS], int32_t n_col, int32_t c,
+                 uint4 *stage)
+{
+    using shape = ds4_gemv_shape<D, DS4_EXPERT_ROWS>;
+    const size_t skip = (size_t)c * shape::chunk_bytes;
+    const size_t row_end = (size_t)(n_col / ds4_block_elems(D)) * ds4_block_bytes(D);
+    const int bytes =
+        row_end - skip < shape::chunk_bytes ? (int)(row_end - skip) : shape::chunk_bytes;
+
+#pragma unroll
+    for (int r = 0; r < DS4_EXPERT_ROWS; r++) {
+        const uint8_t *p = row[r] + skip;
+        const int lead = (int)((uintptr_t)p & 15), total = lead + bytes;
+
+        for (int at = 16 * (threadIdx.x % 32); at < total; at += 16 * 32)
+            ds4_async_copy((uint8_t *)stage + r * shape::room + at, p - lead + at,
+                           min(16, total - at));
+    }
+}
+
+/* Streams a list of items through one warp's ring.  An item is a pair of rows and up to eight packed
+ * inputs; Items is a cursor: valid(), next(), rows(row), n(), input(i).  sink(item, acc) gets the lane's
+ * partial sums acc[row][input] of each item in turn.  The first copies start before the previous kernel
+ * has ended if the cursor needs nothing of it. */
+template <int D, class Items, class Sink>
+static __device__ __forceinline__ void ds4_expert_stream(Items use, int32_t n_col, uint4 *ring,
+                                                         const uint64_t *grid, Sink sink)
+{
+    using shape = ds4_gemv_shape<D, DS4_EXPERT_ROWS>;
+    constexpr int R = DS4_EXPERT_ROWS, A = DS4_EXPERT_SLOTS;
+    constexpr int stages = ds4_expert_ring<D>::stages, stage = R * shape::room / 16;
+    const int32_t n_unit = n_col / DS4_UNIT;
+    const int32_t n_chunk = (n_unit + shape::chunk_units - 1) / shape::chunk_units;
+    struct ds4_gemv_work k = {};
+    Items ahead = use;
+    int32_t c_ahead = 0;
+    int now = 0, next = 0;
+
+    k.n_col = n_col;
+    __syncwarp();
+    for (int s = 0; s < stages - 1; s++) {
+        if (ahead.valid()) {
+            const uint8_t *row[R];
+
+            ahead.rows(row);
+            ds4_expert_fetch<D>(row, n_col, c_ahead, ring + next * stage);
+            if (++c_ahead == n_chunk) {
+                c_ahead = 0;
+                ahead.next();
+            }
+        }
+        next++;
+        ds4_async_commit();
+    }
+    ds4_wait_previous();
+    for (; use.valid(); use.next()) {
+        const int n = use.n();
+        const uint8_t *row[R], *x[A];
+        float acc[R][A] = {};
+
+        use.rows(row);
+#pragma unroll
+        for (int i = 0; i < A; i++)
+            x[i] = use.input(min(i, n - 1));
+        for (int32_t c = 0; c < n_chunk; c++) {
+            struct ds4_shared_span span[R];
+
+            if (ahead.valid()) {
+                const uint8_t *later[R];
+
+                ahead.rows(later);
+                ds4_expert_fetch<D>(later, n_col, c_ahead, ring + next * stage);
+                if (++c_ahead == n_chunk) {
+                    c_ahead = 0;
+                    ahead.next();
+                }
+            }
+            next = next + 1 == stages ? 0 : next + 1;
+            ds4_async_commit();
+            ds4_async_wait<stages - 1>();
+            __syncwarp();
+#pragma unroll
+            for (int r = 0; r < R; r++)
+                span[r] = ds4_shared_span{
+                    (const uint32_t *)((const uint8_t *)(ring + now * stage) + r * shape::room),
+                    (uint32_t)((uintptr_t)(row[r] + (size_t)c * shape::chunk_bytes) & 15), grid};
+            if (n == 1)
+                ds4_gemv_int8<D, 1, R, A>(k, span, c * shape::chunk_units, n_unit, x, acc);
+            else if (n == 2)
+                ds4_gemv_int8<D, 2, R, A>(k, span, c * shape::chunk_units, n_unit, x, acc);
+            else if (n <= 4)
+                ds4_gemv_int8<D, 4, R, A>(k, span, c * shape::chunk_units, n_unit, x, acc);
+            else
+                ds4_gemv_int8<D, 8, R, A>(k, span, c * shape::chunk_units, n_unit, x, acc);
+            __syncwarp(); /* before the stage is filled again */
+            now = now + 1 == stages ? 0 : now + 1;
+        }
+        sink(use, acc);
+    }
+    ds4_async_wait<0>();
+}
+
+/* Sums over the warp of acc: lane l gets row l / 16, input l / 2 % 8. */
+static __device__ __forceinline__ float
+ds4_expert_sums(const float (&acc)[DS4_EXPERT_ROWS][DS4_EXPERT_SLOTS])
+{
+    float v[16];
+
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        v[i] = acc[i / 8][i % 8];
+    return ds4_warp_sums<16>(v);
+}
+
+/* ---- gate, up, middle ------------------------------------------------------------------------------- */
+
+/* Four row pairs of an expert for up to eight slots. */
+struct ds4_gate_items {
+    const uint8_t *gate, *up; /* row 0 of this warp */
+    size_t row_bytes;
+    const uint8_t *x;
+    int64_t x_bytes;
+    const int32_t *token; /* of the slots */
+    int32_t n_slot;
+    int32_t row;
+
+    __device__ bool valid(void) const
+    {
+        return row < DS4_EXPERT_SLAB / DS4_EXPERT_WARPS;
+    }
+    __device__ void next(void)
+    {
+        row++;
+    }
+    __device__ void rows(const uint8_t *(&r)[DS4_EXPERT_ROWS]) const
+    {
+        r[0] = gate + (size_t)row * row_bytes;
+        r[1] = up + (size_t)row * row_bytes;
+    }
+    __device__ int n(void) const
+    {
+        return n_slot;
+    }
+    __device__ const uint8_t *input(int i) const
+    {
+        return x + token[i] * x_bytes;
+    }
+};
+
+/* Slots slot .. slot + n - 1 of one slab of one expert, by the whole block. */
+template <int D>
+static __device__ __forceinline__ void
+ds4_gate_slab(const struct ds4_experts &p, const struct ds4_dev_group &group, int32_t slab,
+              int32_t i, uint4 *ring, const uint64_t *grid,
+              float (&middle)[DS4_EXPERT_SLOTS][DS4_EXPERT_SLAB])
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int32_t slot = group.first + i, n = min(DS4_EXPERT_SLOTS, group.n - i);
+    const size_t skip =
+        ((size_t)group.expert * p.d_expert + DS4_EXPERT_SLAB * slab + 4 * warp) * p.gate_row_bytes;
+    const struct ds4_gate_items items = {p.gate + skip,
+                                         p.up + skip,
+                                         p.gate_row_bytes,
+                                         p.x.data,
+                                         p.x.row_bytes,
+                                         p.token + slot,
+                                         n,
+                                         0};
+
+    ds4_expert_stream<D>(items, p.d, ring, grid, [&](const struct ds4_gate_items &item, auto &acc) {
+        const float gate = ds4_expert_sums(acc), up = __shfl_xor_sync(0xffffffffu, gate, 16);
+        const int k = lane / 2;
+
+        if (lane < 16 && lane % 2 == 0 && k < n)
+            middle[k][4 * warp + item.row] =
+                ds4_middle_value(gate, up, p.clamp, p.weight[slot + k]);
+    });
+    __syncthreads();
+    if (warp < n)
+        ds4_pack_unit(middle[warp][lane], slab, p.middle.part,
+                      (uint8_t *)p.middle.data + (slot + warp) * p.middle.row_bytes);
+    __syncthreads(); /* before middle is written again */
+}
+
+template <int D>
+static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS)
+    ds4_gate_kernel(const __grid_constant__ struct ds4_experts p)
+{
+    extern __shared__ uint4 ds4_gate_room[];
+    __shared__ uint64_t grid_room[D == DS4_DTYPE_IQ2_XXS ? DS4_IQ2_CODES : 1];
+    __shared__ float middle[DS4_EXPERT_SLOTS][DS4_EXPERT_SLAB];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int32_t n_slab = p.d_expert / DS4_EXPERT_SLAB, n_shared = p.d_shared / DS4_EXPERT_SLAB;
+    const uint64_t *grid = ds4_gemv_grid<D>(grid_room);
+
+    ds4_take_turn();
+    for (int32_t u = blockIdx.x; u < p.n_group * n_slab; u += gridDim.x) {
+        const struct ds4_dev_group group = p.group[u / n_slab];
+
+        if (group.n == 0)
+            break; /* touched experts come first */
+        for (int32_t i = 0; i < group.n; i += DS4_EXPERT_SLOTS)
+            ds4_gate_slab<D>(p, group, u % n_slab, i,
+                             ds4_gate_room + warp * ds4_expert_ring<D>::words, grid, middle);
+    }
+    for (int32_t i = blockIdx.x * DS4_EXPERT_WARPS + warp; i < p.n_tok * n_shared;
+         i += gridDim.x * DS4_EXPERT_WARPS) {
+        const int32_t t = i / n_shared, unit = i % n_shared;
+        const int64_t at = (int64_t)t * p.d_shared + DS4_EXPERT_SLAB * unit + lane;
+
+        ds4_pack_unit(ds4_middle_value(p.shared_gate[at], p.shared_up[at], p.shared_clamp, 1.0f),
+                      unit, p.shared_middle.part,
+                      (uint8_t *)p.shared_middle.data + t * p.shared_middle.row_bytes);
+    }
+}
+
+/* ---- down ----------------------------------------------------------------------------------------------- */
+
+/* Two rows of every touched expert, eight slots at a time; or of the shared expert, eight tokens. */
+struct ds4_down_items {
+    const uint8_t *w; /* row 0 of this warp in expert 0 */
+    size_t second;    /* bytes to its row 1 */
+    size_t expert_bytes;
+    const struct ds4_dev_group *group; /* NULL: the shared expert */
+    int32_t n_group;
+    const uint8_t *x;
+    int64_t x_bytes;
+    int32_t n_slot; /* of the group */
+    int32_t g;
+    int32_t first; /* slot, or token */
+    int32_t i;     /* of the group's slots */
+
+    __device__ void enter(void)
+    {
+        n_slot = 0;
+        i = 0;
+        if (g >= n_group)
+            return;
+        const struct ds4_dev_group now = group[g];
+
+        n_slot = now.n;
+        first = now.first;
+        expert = now.expert;
+    }
+    __device__ bool valid(void) const
+    {
+        return i < n_slot;
+    }
+    __device__ void next(void)
+    {
+        i += DS4_EXPERT_SLOTS;
+        if (i < n_slot || group == NULL)
+            return;
+        g++;
+        enter();
+    }
+    __device__ void rows(const uint8_t *(&r)[DS4_EXPERT_ROWS]) const
+    {
+        r[0] = w + (size_t)expert * expert_bytes;
+        r[1] = r[0] + second;
+    }
+    __device__ int n(void) const
+    {
+        return min(DS4_EXPERT_SLOTS, n_slot - i);
+    }
+    __device__ const uint8_t *input(int k) const
+    {
+        return x + (first + i + k) * x_bytes;
+    }
+    int32_t expert;
+};
+
+/* sum[row][token] += this item's products; a token may come twice, so the inputs take turns. */
+static __device__ __forceinline__ void
+ds4_down_add(const struct ds4_down_items &item, const int32_t *token,
+             const float (&acc)[DS4_EXPERT_ROWS][DS4_EXPERT_SLOTS],
+             float (*sum)[DS4_EXPERTS_MAX_TOK])
+{
+    const float v = ds4_expert_sums(acc);
+    const int lane = threadIdx.x % 32, n = item.n();
+
+    for (int k = 0; k < n; k++) {
+        const int32_t t = token != NULL ? token[item.first + item.i + k] : item.i + k;
+
+        if (lane % 16 == 2 * k)
+            sum[lane / 16][t] += v;
+        __syncwarp();
+    }
+}
+
+template <int D, int S>
+static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS)
+    ds4_down_kernel(const __grid_constant__ struct ds4_experts p)
+{
+    extern __shared__ uint4 ds4_down_room[];
+    __shared__ uint64_t grid_room[D == DS4_DTYPE_IQ2_XXS ? DS4_IQ2_CODES : 1];
+    __shared__ float sums[DS4_EXPERT_WARPS][DS4_EXPERT_ROWS][DS4_EXPERTS_MAX_TOK];
+    constexpr int words = ds4_expert_ring<D>::words > ds4_expert_ring<S>::words
+                              ? ds4_expert_ring<D>::words
+                              : ds4_expert_ring<S>::words;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int32_t row0 = (blockIdx.x * DS4_EXPERT_WARPS + warp) * DS4_EXPERT_ROWS;
+    const int32_t low = min(row0, p.d - 1), high = min(row0 + 1, p.d - 1);
+    uint4 *const ring = ds4_down_room + warp * words;
+    float(*const sum)[DS4_EXPERTS_MAX_TOK] = sums[warp];
+    const uint64_t *grid = ds4_gemv_grid<D>(grid_room);
+    struct ds4_down_items items = {};
+
+    ds4_release_next();
+    for (int i = lane; i < DS4_EXPERT_ROWS * DS4_EXPERTS_MAX_TOK; i += 32)
+        sum[i / DS4_EXPERTS_MAX_TOK][i % DS4_EXPERTS_MAX_TOK] = 0.0f;
+    items.w = p.shared_down + low * p.shared_row_bytes;
+    items.second = (high - low) * p.shared_row_bytes;
+    items.x = p.shared_middle.data;
+    items.x_bytes = p.shared_middle.row_bytes;
+    items.n_slot = p.n_tok;
+    ds4_expert_stream<S>(
+        items, p.d_shared, ring, grid,
+        [&](const struct ds4_down_items &item, auto &acc) { ds4_down_add(item, NULL, acc, sum); });
+    items.w = p.down + low * p.down_row_bytes;
+    items.second = (high - low) * p.down_row_bytes;
+    items.expert_bytes = (size_t)p.d * p.down_row_bytes;
+    items.group = p.group;
+    items.n_group = p.n_group;
+    items.x = p.middle.data;
+    items.x_bytes = p.middle.row_bytes;
+    items.enter();
+    ds4_expert_stream<D>(items, p.d_expert, ring, grid,
+                         [&](const struct ds4_down_items &item, auto &acc) {
+                             ds4_down_add(item, p.token, acc, sum);
+                         });
+    __syncwarp();
+    for (int i = lane; i < DS4_EXPERT_ROWS * p.n_tok; i += 32) {
+        const int32_t t = i / DS4_EXPERT_ROWS, r = i % DS4_EXPERT_ROWS;
+
+        if (row0 + r < p.d && p.batch.entry[p.batch.entry_of[t]].active)
+            ds4_mat_set(p.y, t, row0 + r, sum[r][t]);
+    }
+}
+
+/* ---- launch ---------------------------------------------------------------------------------------------- */
+
+template <int D> static void ds4_gate_run(struct ds4_device *dev, const struct ds4_experts *p)
+{
+    constexpr int bytes = DS4_EXPERT_WARPS * ds4_expert_ring<D>::words * 16;
+    const int units = p->n_group * (p->d_expert / DS4_EXPERT_SLAB), room = 4 * dev->n_sm;
+
+    DS4_CUDA(cudaFuncSetAttribute(ds4_gate_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  bytes));
+    DS4_CHAIN(ds4_gate_kernel<D>, units < room ? units : room, 32 * DS4_EXPERT_WARPS, bytes, dev,
+              *p);
+}
+
+template <int D> static void ds4_down_run(struct ds4_device *dev, const struct ds4_experts *p)
+{
+    constexpr int S = DS4_DTYPE_Q8_0;
+    constexpr int words = ds4_expert_ring<D>::words > ds4_expert_ring<S>::words
+                              ? ds4_expert_ring<D>::words
+                              : ds4_expert_ring<S>::words;
+    constexpr int bytes = DS4_EXPERT_WARPS * words * 16;
+
+    DS4_CUDA(cudaFuncSetAttribute((ds4_down_kernel<D, S>),
+                                  cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    DS4_CHAIN((ds4_down_kernel<D, S>), ds4_div_up(p->d, DS4_EXPERT_WARPS * DS4_EXPERT_ROWS),
+              32 * DS4_EXPERT_WARPS, bytes, dev, *p);
+}
+
+#endif

@@ -1,0 +1,63 @@
+/* The experts of a decode step as moe.cu hands them to the kernels of experts.cuh. */
+#ifndef DS4_KERNELS_CUDA_EXPERTS_ARGS_CUH
+#define DS4_KERNELS_CUDA_EXPERTS_ARGS_CUH
+
+#include "kernels/cuda/product.cuh"
+
+#define DS4_EXPERTS_MAX_TOK 64
+
+/* All device memory; packed rows are int8.  d_expert and d_shared are multiples of 32. */
+struct ds4_experts {
+    struct ds4_dev_batch batch;
+    int32_t n_tok;
+    int32_t d;
+    int32_t d_expert;
+    int32_t d_shared;
+    const struct ds4_dev_group *group; /* touched experts first, rising; the rest has n = 0 */
+    int32_t n_group;
+    const int32_t *token; /* of a slot */
+    const float *weight;  /* of a slot */
+    struct ds4_packed x;  /* [n_tok] rows of d */
+    const uint8_t *gate;
+    const uint8_t *up;
+    size_t gate_row_bytes;
+    float clamp;
+    struct ds4_packed middle; /* [slots] rows of d_expert */
+    const uint8_t *down;
+    size_t down_row_bytes;
+
+    const float *shared_gate; /* [n_tok, d_shared] products */
+    const float *shared_up;
+    float shared_clamp;
+    struct ds4_packed shared_middle; /* [n_tok] rows of d_shared */
+    const uint8_t *shared_down;      /* Q8_0 */
+    size_t shared_row_bytes;
+
+    struct ds4_dev_mat y;
+};
+
+/* As on the CPU: comparisons that let a NaN pass. */
+static __device__ __forceinline__ float ds4_middle_value(float g, float u, float clamp,
+                                                         float weight)
+{
+    g = g > clamp ? clamp : g; /* from above only */
+    u = u > clamp ? clamp : u;
+    u = u < -clamp ? -clamp : u;
+    return g / (1.0f + expf(-g)) * u * weight;
+}
+
+typedef void (*ds4_experts_fn)(struct ds4_device *dev, const struct ds4_experts *p);
+
+#define DS4_EXPERT_FNS(X)                                                                          \
+    X(q8_0, DS4_DTYPE_Q8_0)                                                                        \
+    X(q2_k, DS4_DTYPE_Q2_K)                                                                        \
+    X(q4_k, DS4_DTYPE_Q4_K)                                                                        \
+    X(iq2_xxs, DS4_DTYPE_IQ2_XXS)                                                                  \
+    X(mxfp4, DS4_DTYPE_MXFP4)
+#define DS4_DECLARE(name, dtype)                                                                   \
+    void ds4_cuda_gate_##name(struct ds4_device *dev, const struct ds4_experts *p);                \
+    void ds4_cuda_down_##name(struct ds4_device *dev, const struct ds4_experts *p);
+DS4_EXPERT_FNS(DS4_DECLARE)
+#undef DS4_DECLARE
+
+#endif
