@@ -123,6 +123,7 @@ CFLAGS_kernels/cpu/simd_avx512 := -O3 -fno-trapping-math -mavx512f -mavx512bw -m
 # Walks 130 thousand values per token.
 CFLAGS_worker/sampler := -O3 -fno-trapping-math
 CFLAGS_bench/bench_kernels := -DDS4_COMMIT='"$(COMMIT)"'
+CFLAGS_bench/bench_stage := -DDS4_COMMIT='"$(COMMIT)"'
 
 deps: ## install the libraries (apt-get; nothing happens when all are there)
 	@tests/install.sh "$(SUDO)" $(DEPS)
@@ -236,6 +237,14 @@ $(BUILD)/bench/bench_cuda: $(BUILD)/bench/%: $(BUILD)/obj/bench/%.o $(GPU_LIBS)
 	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS_gpu) -lm
 
 gpu: $(GPU_PROGRAMS) ## with CUDA=1: the checks and the bench of the CUDA kernels
+
+# Kernels against the CPU's, then the model's own tests on the card.  Without a GPU it says so and fails.
+STAGE_TESTS := $(addprefix $(BUILD)/tests/unit/test_,golden stage stage_bits)
+check-cuda: $(if $(filter 1,$(CUDA)),$(GPU_PROGRAMS) $(STAGE_TESTS)) ## with CUDA=1, on a machine with a GPU
+	@[ -e /dev/nvidiactl ] || { echo "check-cuda: there is no GPU here"; echo "0 passed, 1 failed"; exit 1; }
+	@[ '$(CUDA)' = 1 ] || { echo "check-cuda: make CUDA=1 check-cuda"; echo "0 passed, 1 failed"; exit 1; }
+	@tests/run.sh $(CONFIG) $(filter %/check_products %/check_ops,$(GPU_PROGRAMS)) \
+		$(foreach t,$(STAGE_TESTS),'$(t) --backend cuda')
 
 tests: $(UNIT) $(FUZZERS) $(BINS) $(SCRIPTED) ## build everything that check runs
 

@@ -1,24 +1,11 @@
 /* Compressors: one pooled row per block of `ratio` tokens.
  *
- * Three launches: g += ape; one block of threads per token that completes a block pools, norms, rotates,
- * rounds and stores its row; the rings take the step's last rows.  The pooling thread block reads its
- * 8 (or 128) candidates from the ring before base_pos and from the step after it, in rising position, so
- * a row does not depend on how the tokens were cut into steps. */
+ * A thread block per token: where the token completes a block it pools, norms, rotates, rounds and stores
+ * the row; then it keeps the token's k and g + ape in the rings.  The candidates (8 or 128) come from the
+ * ring before base_pos and from the step after it, in rising position, so a row does not depend on how
+ * the tokens were cut into steps.  An entry so long that its rows would overwrite history another block
+ * still reads keeps its rows in launches of their own. */
 #include "kernels/cuda/rows.cuh"
-
-static __global__ void add_ape_kernel(struct ds4_dev_batch batch, float *g, int64_t stride,
-                                      const uint8_t *ape, enum ds4_dtype dtype, size_t row_bytes,
-                                      int32_t width, int32_t ratio)
-{
-    ds4_take_turn();
-    const int32_t t = blockIdx.x;
-
-    if (!batch.entry[batch.entry_of[t]].active)
-        return;
-    ape += (size_t)(batch.pos[t] % ratio) * row_bytes;
-    for (int32_t i = threadIdx.x; i < width; i += blockDim.x)
-        g[t * stride + i] += ds4_dq(dtype, ape, i);
-}
 
 /* By value: what the pooling kernel needs. */
 struct pool_args {
@@ -27,8 +14,12 @@ struct pool_args {
     const float *g;
     int64_t k_stride;
     int64_t g_stride;
+    const uint8_t *ape;
+    enum ds4_dtype ape_dtype;
+    size_t ape_row_bytes;
     int32_t ratio;
     bool overlap;
+    bool pools, keeps; /* what this launch does */
     const float *norm;
     float eps;
     const float *freq;
@@ -38,6 +29,14 @@ struct pool_args {
     struct ds4_pages pages;
 };
 
+/* g + ape of row t of the step. */
+__device__ __forceinline__ float gate_of(const struct pool_args &a, int64_t row, int32_t pos,
+                                         int32_t i)
+{
+    return a.g[row * a.g_stride + i] +
+           ds4_dq(a.ape_dtype, a.ape + (size_t)(pos % a.ratio) * a.ape_row_bytes, i);
+}
+
 __device__ __forceinline__ float candidate(const struct pool_args &a,
                                            const struct ds4_dev_entry &entry, bool of_g,
                                            int32_t pos, int32_t i)
@@ -46,25 +45,20 @@ __device__ __forceinline__ float candidate(const struct pool_args &a,
 
     if (pos < entry.base_pos)
         return ((const float *)ds4_dev_ring_row(of_g ? a.ring_g : a.ring_k, entry.slot, pos))[i];
-    return of_g ? a.g[row * a.g_stride + i] : a.k[row * a.k_stride + i];
+    return of_g ? gate_of(a, row, pos, i) : a.k[row * a.k_stride + i];
 }
 
-static __global__ void pool_kernel(struct pool_args a)
+/* The row of the block that the token at pos completes. */
+__device__ void pool(const struct pool_args &a, const struct ds4_dev_entry &entry, int32_t pos,
+                     float *row, float *shared)
 {
-    ds4_take_turn();
-    __shared__ float row[DS4_DEV_MAX_ROW];
-    __shared__ float shared[32];
-    const int32_t t = blockIdx.x, pos = a.batch.pos[t], d = a.pages.d;
-    const struct ds4_dev_entry entry = a.batch.entry[a.batch.entry_of[t]];
-    const int32_t j = pos / a.ratio, from = a.overlap ? (j - 1) * a.ratio : j * a.ratio;
+    const int32_t d = a.pages.d, j = pos / a.ratio;
+    const int32_t from = a.overlap ? (j - 1) * a.ratio : j * a.ratio;
     const int32_t skip = a.overlap && j == 0 ? a.ratio : 0;
     const int32_t n = a.overlap ? 2 * a.ratio : a.ratio;
-    uint8_t *page;
+    uint8_t *const page = ds4_dev_page_row(a.pages, a.batch, entry, j);
     float square = 0.0f;
 
-    if (!entry.active || (pos + 1) % a.ratio != 0 || pos >= entry.cap_tok)
-        return;
-    page = ds4_dev_page_row(a.pages, a.batch, entry, j);
     if (page == NULL)
         return;
     for (int32_t i = threadIdx.x; i < d; i += blockDim.x) {
@@ -94,6 +88,32 @@ static __global__ void pool_kernel(struct pool_args a)
     ds4_dev_pack_row(a.pages.format, d, a.pages.d_rope, row, page);
 }
 
+static __global__ void compress_kernel(const __grid_constant__ struct pool_args a)
+{
+    __shared__ float row[DS4_DEV_MAX_ROW];
+    __shared__ float shared[32];
+    const int32_t t = blockIdx.x;
+
+    ds4_take_turn();
+    const struct ds4_dev_entry entry = a.batch.entry[a.batch.entry_of[t]];
+    const int32_t pos = a.batch.pos[t], width = a.ring_k.d;
+
+    if (!entry.active || pos >= entry.cap_tok)
+        return;
+    if (a.pools && (pos + 1) % a.ratio == 0)
+        pool(a, entry, pos, row, shared);
+    /* Only the last cap rows of an entry: older ones would be overwritten, in no fixed order. */
+    if (!a.keeps || pos + a.ring_k.cap < entry.base_pos + entry.n_row)
+        return;
+    float *const to_k = (float *)ds4_dev_ring_row(a.ring_k, entry.slot, pos);
+    float *const to_g = (float *)ds4_dev_ring_row(a.ring_g, entry.slot, pos);
+
+    for (int32_t i = threadIdx.x; i < width; i += blockDim.x) {
+        to_k[i] = a.k[t * a.k_stride + i];
+        to_g[i] = gate_of(a, t, pos, i);
+    }
+}
+
 size_t ds4_cuda_compress_scratch(const struct ds4_device *dev, const struct ds4_limits *limits)
 {
     (void)dev;
@@ -103,31 +123,36 @@ size_t ds4_cuda_compress_scratch(const struct ds4_device *dev, const struct ds4_
 
 void ds4_cuda_compress(struct ds4_device *dev, const struct ds4_compress_args *a)
 {
-    const struct pool_args pool = {dev->batch,
-                                   (const float *)a->k.data,
-                                   (const float *)a->g.data,
-                                   a->k.stride[0],
-                                   a->g.stride[0],
-                                   a->ratio,
-                                   a->overlap,
-                                   a->norm,
-                                   a->eps,
-                                   a->rope.freq,
-                                   a->rope.d_rope,
-                                   a->ring_k,
-                                   a->ring_g,
-                                   a->pages};
-    const struct ds4_ring_write_args keep_k = {a->batch, a->k, a->ring_k};
-    const struct ds4_ring_write_args keep_g = {a->batch, a->g, a->ring_g};
-    const int32_t n = dev->batch.n_tok;
+    struct pool_args args = {dev->batch,
+                             (const float *)a->k.data,
+                             (const float *)a->g.data,
+                             a->k.stride[0],
+                             a->g.stride[0],
+                             (const uint8_t *)a->ape.data,
+                             a->ape.dtype,
+                             a->ape.row_bytes,
+                             a->ratio,
+                             a->overlap,
+                             true,
+                             true,
+                             a->norm,
+                             a->eps,
+                             a->rope.freq,
+                             a->rope.d_rope,
+                             a->ring_k,
+                             a->ring_g,
+                             a->pages};
+    const int32_t n = dev->batch.n_tok, need = (a->overlap ? 2 : 1) * a->ratio - 1;
 
     if (n == 0)
         return;
     if (a->pages.d > DS4_DEV_MAX_ROW)
         ds4_cuda_fatal(__FILE__, __LINE__, "compress", "row wider than shared memory is sized for");
-    DS4_CHAIN(add_ape_kernel, n, 256, 0, dev, dev->batch, (float *)a->g.data, a->g.stride[0],
-              (const uint8_t *)a->ape.data, a->ape.dtype, a->ape.row_bytes, a->ape.n_col, a->ratio);
-    DS4_CHAIN(pool_kernel, n, 256, 0, dev, pool);
-    ds4_cuda_ring_write(dev, &keep_k);
-    ds4_cuda_ring_write(dev, &keep_g);
+    args.keeps = dev->shape.max_row + need <= a->ring_k.cap;
+    DS4_CHAIN(compress_kernel, n, 256, 0, dev, args);
+    if (args.keeps)
+        return;
+    args.pools = false;
+    args.keeps = true;
+    DS4_CHAIN(compress_kernel, n, 256, 0, dev, args);
 }

@@ -1,14 +1,18 @@
 /* Lightning indexer: scores of the visible compressed rows, then the exact top_k of them.
  *
- * Queries are taken 64 at a time, so that the score buffer is 64 rows of the context and a long prompt
- * needs no context-squared memory.  A block scores 64 rows of one query: keys are decoded once, the
- * heads' products are summed in head order.  Selection is a radix search over order-preserving keys
+ * Queries are taken as many at a time as the score buffer holds (64 at the longest context), so that a long
+ * prompt needs no context-squared memory.  Exact: a block scores 64 rows of one query, keys are decoded
+ * once, the heads' products are summed in head order.  Fast: a warp holds the query's 64 heads as
+ * fragments and multiplies eight rows at a time on the tensor cores; FP4 values are bf16 values, so
+ * nothing is lost.  Selection is a radix search over order-preserving keys
  * (four passes of 8 bits) and an ordered compaction: no sorting, ties to the lower row, the same bits
  * every run, NaN never chosen before a number. */
+#include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rows.cuh"
 
-#define INDEX_QUERIES 64 /* per round */
-#define INDEX_ROWS    64 /* per block */
+#define INDEX_QUERIES 64  /* of the longest context: sizes the buffer */
+#define INDEX_MOST    512 /* per round */
+#define INDEX_ROWS    64  /* per block */
 #define INDEX_THREADS 256
 #define INDEX_MAX_DIM 128
 
@@ -24,7 +28,7 @@ struct index_args {
     int32_t top_k;
     int32_t *sel;
     int32_t *n_sel;
-    float *score; /* [INDEX_QUERIES, max_rows] */
+    float *score; /* [queries of a round, max_rows] */
     int64_t max_rows;
     int32_t first; /* token of this round's query 0 */
 };
@@ -72,6 +76,137 @@ static __global__ void score_kernel(struct index_args a)
             score[from + r] = sum;
     }
 }
+
+/* ---- fast scores ------------------------------------------------------------------------------------ */
+
+#define TILE_DIM   128
+#define TILE_HEADS 64
+#define TILE_ROWS  8 /* of a warp at a time */
+#define TILE_PITCH (TILE_DIM + 8)
+
+/* Four lanes a row, 32 values each: one FP4 block. */
+static __device__ __forceinline__ void decode_key(const struct ds4_pages &pages, const uint8_t *row,
+                                                  int part, __nv_bfloat16 *to)
+{
+    uint2 *const out = (uint2 *)to;
+    float scale;
+
+    if (row == NULL) {
+        for (int i = 0; i < 8; i++)
+            out[i] = make_uint2(0, 0);
+        return;
+    }
+    if (pages.format != DS4_ROW_FP4) {
+        for (int i = 0; i < 8; i++) {
+            float v[4];
+
+            for (int k = 0; k < 4; k++)
+                v[k] =
+                    ds4_row_get(pages.format, TILE_DIM, pages.d_rope, row, 32 * part + 4 * i + k);
+            out[i] = make_uint2(ds4_bf16_pair(v[0], v[1]), ds4_bf16_pair(v[2], v[3]));
+        }
+        return;
+    }
+    scale = ds4_e8m0(row[TILE_DIM / 2 + part]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t w = *(const uint32_t *)(row + 16 * part + 4 * i);
+        float v[8];
+
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            v[k] = ds4_e2m1(w >> 4 * k & 15) * scale;
+        out[2 * i] = make_uint2(ds4_bf16_pair(v[0], v[1]), ds4_bf16_pair(v[2], v[3]));
+        out[2 * i + 1] = make_uint2(ds4_bf16_pair(v[4], v[5]), ds4_bf16_pair(v[6], v[7]));
+    }
+}
+
+/* Block (x: rows_per_block rows, y: query); each warp its own eight rows at a time. */
+static __global__ void __launch_bounds__(INDEX_THREADS)
+    tile_score_kernel(const __grid_constant__ struct index_args a, int32_t rows_per_block)
+{
+    __shared__ __align__(16) __nv_bfloat16 q[TILE_HEADS * TILE_PITCH];
+    __shared__ __align__(16) __nv_bfloat16 keys[INDEX_THREADS / 32][TILE_ROWS * TILE_PITCH];
+    __shared__ float weight[TILE_HEADS];
+    const int32_t t = a.first + blockIdx.y, from = blockIdx.x * rows_per_block;
+    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float *score = a.score + (int64_t)blockIdx.y * a.max_rows;
+    uint32_t f[TILE_HEADS / 16][TILE_DIM / 16][4];
+
+    ds4_take_turn();
+    const struct ds4_dev_entry entry = a.batch.entry[a.batch.entry_of[t]];
+    const int32_t n = visible_rows(a, t), to = min(n, from + rows_per_block);
+
+    if (!entry.active || n <= a.top_k || from >= n)
+        return;
+    for (int i = threadIdx.x; i < TILE_HEADS * TILE_DIM / 4; i += INDEX_THREADS) {
+        const int h = i / (TILE_DIM / 4), c = i % (TILE_DIM / 4) * 4;
+        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+
+        if (h < a.n_head)
+            v = *(const float4 *)(a.q + t * a.q_tok + h * a.q_head + c);
+        *(uint2 *)(q + h * TILE_PITCH + c) =
+            make_uint2(ds4_bf16_pair(v.x, v.y), ds4_bf16_pair(v.z, v.w));
+    }
+    if (threadIdx.x < TILE_HEADS)
+        weight[threadIdx.x] = (int)threadIdx.x < a.n_head ? a.w[t * a.w_tok + threadIdx.x] : 0.0f;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < TILE_HEADS / 16; i++) {
+#pragma unroll
+        for (int k = 0; k < TILE_DIM / 16; k++)
+            ds4_ldmatrix(f[i][k], q + (16 * i + lane % 16) * TILE_PITCH + 16 * k + lane / 16 * 8);
+    }
+    for (int32_t r0 = from + warp * TILE_ROWS; r0 < to; r0 += INDEX_THREADS / 32 * TILE_ROWS) {
+        const int32_t r = r0 + lane / 4;
+        float c[TILE_HEADS / 16][4] = {}, low = 0.0f, high = 0.0f;
+
+        __syncwarp();
+        decode_key(a.pages, r < to ? ds4_dev_page_row(a.pages, a.batch, entry, r) : NULL, lane % 4,
+                   keys[warp] + lane / 4 * TILE_PITCH + lane % 4 * 32);
+        __syncwarp();
+#pragma unroll
+        for (int k = 0; k < TILE_DIM / 32; k++) {
+            uint32_t b[4];
+
+            ds4_ldmatrix(b, keys[warp] + lane % 8 * TILE_PITCH + 32 * k + lane / 8 * 8);
+#pragma unroll
+            for (int i = 0; i < TILE_HEADS / 16; i++) {
+                ds4_mma(c[i], f[i][2 * k], b[0], b[1]);
+                ds4_mma(c[i], f[i][2 * k + 1], b[2], b[3]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < TILE_HEADS / 16; i++) {
+            const float w0 = weight[16 * i + lane / 4], w1 = weight[16 * i + 8 + lane / 4];
+
+            /* A NaN product must stay one: fmaxf would turn it into 0. */
+            low += w0 * (c[i][0] < 0.0f ? 0.0f : c[i][0]) + w1 * (c[i][2] < 0.0f ? 0.0f : c[i][2]);
+            high += w0 * (c[i][1] < 0.0f ? 0.0f : c[i][1]) + w1 * (c[i][3] < 0.0f ? 0.0f : c[i][3]);
+        }
+        for (int o = 4; o < 32; o *= 2) {
+            low += __shfl_xor_sync(0xffffffffu, low, o);
+            high += __shfl_xor_sync(0xffffffffu, high, o);
+        }
+        if (lane < 4) {
+            if (r0 + 2 * lane < to)
+                score[r0 + 2 * lane] = low;
+            if (r0 + 2 * lane + 1 < to)
+                score[r0 + 2 * lane + 1] = high;
+        }
+    }
+}
+
+static bool can_tile(const struct ds4_device *dev, const struct index_args *a)
+{
+    return dev->products == DS4_PRODUCTS_FAST && a->pages.d == TILE_DIM &&
+           a->n_head <= TILE_HEADS && a->q_tok % 4 == 0 && a->q_head % 4 == 0 &&
+           (uintptr_t)a->q % 16 == 0 &&
+           (a->pages.format != DS4_ROW_FP4 ||
+            (a->pages.row_bytes % 4 == 0 && (uintptr_t)a->pages.data % 4 == 0));
+}
+
+/* ---- selection ---------------------------------------------------------------------------------------- */
 
 __device__ __forceinline__ uint32_t key_of(float score)
 {
@@ -204,27 +339,32 @@ void ds4_cuda_index(struct ds4_device *dev, const struct ds4_index_args *a)
                               NULL,
                               0,
                               0};
-    int32_t most = 0;
+    const size_t room = dev->scratch_bytes / sizeof(float);
+    int32_t queries, rows;
+    bool tile;
     size_t used = 0;
 
     if (dev->batch.n_tok == 0)
         return;
     if (a->pages.d > INDEX_MAX_DIM)
         ds4_cuda_fatal(__FILE__, __LINE__, "index", "keys wider than the kernel is sized for");
-    for (int32_t e = 0; e < a->batch->n_entry; e++) {
-        const struct ds4_batch_entry *entry = &a->batch->entry[e];
-        int32_t rows = (entry->base_pos + entry->n_row) / a->ratio;
-
-        most = entry->active && rows > most ? rows : most;
-    }
-    args.max_rows = most > 0 ? most : 1;
-    args.score = DS4_CARVE(dev, float, INDEX_QUERIES *args.max_rows, &used);
-    for (args.first = 0; args.first < dev->batch.n_tok; args.first += INDEX_QUERIES) {
+    /* By the shape of the step, so that its launches can be replayed. */
+    args.max_rows = dev->shape.horizon / a->ratio;
+    args.max_rows = args.max_rows > (int64_t)room ? (int64_t)room : args.max_rows;
+    queries = (int32_t)(room / (size_t)args.max_rows);
+    queries = queries > INDEX_MOST ? INDEX_MOST : queries;
+    queries = queries > dev->batch.n_tok ? dev->batch.n_tok : queries;
+    args.score = DS4_CARVE(dev, float, queries *args.max_rows, &used);
+    tile = can_tile(dev, &args);
+    rows = tile && queries >= 32 ? 512 : INDEX_ROWS;
+    for (args.first = 0; args.first < dev->batch.n_tok; args.first += queries) {
         const int32_t left = dev->batch.n_tok - args.first;
-        const unsigned n = (unsigned)(left < INDEX_QUERIES ? left : INDEX_QUERIES);
-        const dim3 grid((unsigned)ds4_div_up(args.max_rows, INDEX_ROWS), n);
+        const unsigned n = (unsigned)(left < queries ? left : queries);
+        const dim3 grid((unsigned)ds4_div_up(args.max_rows, rows), n);
 
-        if (most > a->top_k)
+        if (args.max_rows > a->top_k && tile)
+            DS4_CHAIN(tile_score_kernel, grid, INDEX_THREADS, 0, dev, args, rows);
+        else if (args.max_rows > a->top_k)
             DS4_CHAIN(score_kernel, grid, INDEX_THREADS, 0, dev, args);
         DS4_CHAIN(select_kernel, n, INDEX_THREADS, 0, dev, args);
     }

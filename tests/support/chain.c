@@ -355,8 +355,11 @@ void chain_logits(struct chain *c, int32_t n_row, float *out)
 
         for (int32_t i = 0; i < n; i++)
             row[i] = first + done + i;
-        ds4_head_forward(last, row, n);
-        memcpy(out + (size_t)done * n_vocab, last->host_logits, (size_t)n * n_vocab * sizeof(*out));
+        last->batch.n_out = n;
+        last->batch.out_row = row;
+        ds4_head_forward(last);
+        last->backend->download(last->dev, out + (size_t)done * n_vocab, last->buf.logits,
+                                (size_t)n * n_vocab * sizeof(*out));
     }
 }
 
