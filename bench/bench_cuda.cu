@@ -405,15 +405,10 @@ int main(int argc, char **argv)
     cuda = ds4_backend_find("cuda");
     if (cuda == NULL)
         die("built without CUDA");
-    for (size_t i = 0; i < sizeof(gemm_shapes) / sizeof(gemm_shapes[0]); i++) {
-        dev = open_device(ordinal, DS4_PRODUCTS_FAST);
-        if (i == 0) {
-            printf("%s\n", cuda->describe(dev));
-            measure_copy(dev);
-        }
-        bench_gemm(dev, &gemm_shapes[i], dense);
-        cuda->close(dev);
-    }
+    dev = open_device(ordinal, DS4_PRODUCTS_FAST);
+    printf("%s\n", cuda->describe(dev));
+    measure_copy(dev);
+    cuda->close(dev);
     dev = open_device(ordinal, DS4_PRODUCTS_FAST);
     bench_moe(dev, "experts IQ2_XXS/Q2_K", DS4_DTYPE_IQ2_XXS, DS4_DTYPE_Q2_K, experts);
     cuda->close(dev);
@@ -423,5 +418,10 @@ int main(int argc, char **argv)
     dev = open_device(ordinal, DS4_PRODUCTS_FAST);
     bench_moe(dev, "experts Q4_K", DS4_DTYPE_Q4_K, DS4_DTYPE_Q4_K, experts);
     cuda->close(dev);
+    for (size_t i = 0; i < sizeof(gemm_shapes) / sizeof(gemm_shapes[0]); i++) {
+        dev = open_device(ordinal, DS4_PRODUCTS_FAST);
+        bench_gemm(dev, &gemm_shapes[i], dense);
+        cuda->close(dev);
+    }
     return 0;
 }

@@ -357,6 +357,7 @@ struct ds4_memory_faults {
     uint64_t n;
     uint64_t at[DS4_MEMORY_FAULTS_KEPT]; /* bytes from the area's start, in no order */
 };
+enum ds4_side { DS4_SIDE_START, DS4_SIDE_BACK, DS4_SIDE_JOIN };
 
 struct ds4_backend {
     const char *name; /* "cpu" | "cuda" */
@@ -447,6 +448,12 @@ struct ds4_backend {
     void (*moe_uses)(struct ds4_device *dev, const struct ds4_moe_args *a);
     void (*moe_join)(struct ds4_device *dev, const struct ds4_moe_args *a);
     void (*spread)(struct ds4_device *dev, const struct ds4_spread_args *a);
+
+    /* Work beside work: what is called between DS4_SIDE_START and DS4_SIDE_BACK may run at the same time
+     * as what is called between DS4_SIDE_BACK and DS4_SIDE_JOIN, and must neither read nor write what
+     * that writes.  Only gemm with `exact` and compress may stand on the side.  A device may as well run
+     * everything in call order. */
+    void (*side)(struct ds4_device *dev, enum ds4_side side);
 };
 
 /* "cpu" or "cuda"; NULL if not built in. */

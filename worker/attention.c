@@ -104,7 +104,7 @@ static void select_rows(struct ds4_stage *st, const struct ds4_layer_weights *w,
     rotate(st, w, a.q, false, false);
     round_rows(st, st->buf.index_q, st->batch.n_tok * m->n_index_head, m->d_index,
                cache->index_rows.format);
-    ds4_stage_product(st, &w->index_head, st->buf.h, st->buf.index_w, 1, true);
+    st->backend->side(st->dev, DS4_SIDE_JOIN);
     st->backend->index(st->dev, &a);
     if (DS4_FAULT_POINT(TOPK_OOB))
         ds4_stage_break_index(st, st->buf.sel + (st->batch.n_tok - 1) * m->index_topk);
@@ -139,14 +139,23 @@ void ds4_attention_forward(struct ds4_stage *st, int32_t l)
     const struct ds4_layer_weights *w = &st->weights.layer[l];
     const struct ds4_kv_layer *cache = &st->kv.layer[l];
 
+    /* The compressors need only h: beside the queries. */
+    if (w->ratio > 0) {
+        st->backend->side(st->dev, DS4_SIDE_START);
+        compress(st, w, &w->compressor, &cache->comp_k, &cache->comp_g, &cache->rows);
+        if (w->indexer) {
+            compress(st, w, &w->index_compressor, &cache->index_k, &cache->index_g,
+                     &cache->index_rows);
+            ds4_stage_product(st, &w->index_head, st->buf.h, st->buf.index_w, 1, true);
+        }
+        st->backend->side(st->dev, DS4_SIDE_BACK);
+    }
     make_queries(st, w);
     make_rows(st, w, cache);
-    if (w->ratio > 0)
-        compress(st, w, &w->compressor, &cache->comp_k, &cache->comp_g, &cache->rows);
-    if (w->indexer) {
-        compress(st, w, &w->index_compressor, &cache->index_k, &cache->index_g, &cache->index_rows);
+    if (w->indexer)
         select_rows(st, w, cache);
-    }
+    else if (w->ratio > 0)
+        st->backend->side(st->dev, DS4_SIDE_JOIN);
     attend(st, w, cache);
     ds4_stage_product(st, &w->out_a, st->buf.o, st->buf.o_rank, st->model.n_group, false);
     ds4_stage_product(st, &w->out_b, st->buf.o_rank, st->buf.y, 1, false);

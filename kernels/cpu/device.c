@@ -335,6 +335,12 @@ static void cpu_leave(struct ds4_device *dev)
     (void)dev;
 }
 
+static void cpu_side(struct ds4_device *dev, enum ds4_side side)
+{
+    (void)dev;
+    (void)side;
+}
+
 extern const struct ds4_backend ds4_backend_cpu;
 const struct ds4_backend ds4_backend_cpu = {
     .name = "cpu",
@@ -365,6 +371,7 @@ const struct ds4_backend ds4_backend_cpu = {
     .begin = cpu_begin,
     .enter = cpu_enter,
     .leave = cpu_leave,
+    .side = cpu_side,
     .embed = ds4_cpu_embed,
     .rmsnorm = ds4_cpu_rmsnorm,
     .hyper_read = ds4_cpu_hyper_read,

@@ -56,6 +56,33 @@ static __device__ __forceinline__ void ds4_wait_previous(void)
 #endif
 }
 
+/* A pointer that the compiler may not use before this point: loads through it stay behind a wait. */
+template <class T> static __device__ __forceinline__ T *ds4_after(T *p)
+{
+    asm volatile("" : "+l"(p));
+    return p;
+}
+
+/* Plain loads of 16 and 8 bytes that the compiler may move freely, past copies and barriers too: for what
+ * does not change while the kernel runs, through a pointer from ds4_after. */
+static __device__ __forceinline__ uint4 ds4_load16(const void *p)
+{
+    uint4 v;
+
+    asm("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"(p));
+    return v;
+}
+
+static __device__ __forceinline__ uint2 ds4_load8(const void *p)
+{
+    uint2 v;
+
+    asm("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+}
+
 /* The next kernel may start as soon as there is room for its blocks. */
 static __device__ __forceinline__ void ds4_release_next(void)
 {

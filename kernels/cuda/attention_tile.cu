@@ -61,10 +61,16 @@ static __device__ __forceinline__ void fetch(const struct ds4_attend &a,
         }
         row = ds4_dev_ring_row(a.ring, entry.slot, pos);
     } else {
-        const int32_t j = i - n_window;
+        int32_t j = i - n_window;
 
-        row = ds4_dev_page_row(a.pages, a.batch, entry,
-                               a.sel != NULL ? a.sel[(int64_t)t * a.top_k + j] : j);
+        if (a.sel != NULL) {
+            j = a.sel[(int64_t)t * a.top_k + j];
+            if (j < 0 || j >= (a.batch.pos[t] + 1) / a.ratio) {
+                *a.batch.wrong = DS4_DEV_WRONG_ROW;
+                j = 0;
+            }
+        }
+        row = ds4_dev_page_row(a.pages, a.batch, entry, j);
         format = a.pages.format;
         if (row == NULL)
             return;
@@ -257,6 +263,7 @@ template <int D>
 static __device__ __forceinline__ void load_queries(const struct ds4_attend &a, int32_t t,
                                                     int32_t head0, __nv_bfloat16 *q)
 {
+#pragma unroll 8
     for (int i = threadIdx.x; i < HEADS * D / 4; i += THREADS) {
         const int head = i / (D / 4), c = i % (D / 4) * 4;
         float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -366,16 +373,16 @@ static __global__ void fold_kernel(const __grid_constant__ struct ds4_attend a)
     ds4_take_turn();
     if (!a.batch.entry[a.batch.entry_of[t]].active)
         return;
+#pragma unroll 4
     for (int32_t i = 0; i < a.n_share; i++)
         top = fmaxf(top, a.state[at + i].x);
+#pragma unroll 4
     for (int32_t i = 0; i < a.n_share; i++) {
         const float2 state = a.state[at + i];
         const float4 v = *(const float4 *)(a.share + (at + i) * a.d + c);
 
         /* No rows, no weight; a share of NaN has a sum that is no number. */
-        if (state.x == -INFINITY && state.y == 0.0f)
-            continue;
-        factor = expf(state.x - top);
+        factor = state.x == -INFINITY && state.y == 0.0f ? 0.0f : expf(state.x - top);
         sum += state.y * factor;
         o.x += v.x * factor;
         o.y += v.y * factor;
@@ -390,6 +397,7 @@ static __global__ void fold_kernel(const __grid_constant__ struct ds4_attend a)
 /* ---- launch ------------------------------------------------------------------------------------------ */
 
 #define MAX_SHARES 64
+#define MAX_SMS    160 /* counted: scratch is the same for every card */
 
 bool ds4_cuda_can_attend(const struct ds4_attend *a)
 {
@@ -413,7 +421,7 @@ static void share_out(const struct ds4_device *dev, struct ds4_attend *a)
                             : a->sel != NULL ? a->top_k
                                              : dev->shape.horizon / a->ratio;
     const int32_t tiles = ds4_div_up((int64_t)a->window + visible, TILE);
-    int32_t want = dev->n_sm / per_share;
+    int32_t want = (dev->n_sm < MAX_SMS ? dev->n_sm : MAX_SMS) / per_share;
 
     want = want > tiles ? tiles : want;
     want = want > MAX_SHARES ? MAX_SHARES : want;
@@ -425,8 +433,8 @@ static void share_out(const struct ds4_device *dev, struct ds4_attend *a)
 size_t ds4_cuda_attend_scratch(const struct ds4_device *dev, const struct ds4_limits *l)
 {
     /* share_out: no more blocks than SMs share rows. */
-    return ((size_t)dev->n_sm + MAX_SHARES) * HEADS * ((size_t)l->d_head + 2) * sizeof(float) +
-           1024;
+    (void)dev;
+    return ((size_t)MAX_SMS + MAX_SHARES) * HEADS * ((size_t)l->d_head + 2) * sizeof(float) + 1024;
 }
 
 void ds4_cuda_attend(struct ds4_device *dev, struct ds4_attend *a)

@@ -34,7 +34,7 @@ struct ds4_dev_batch {
     const int32_t *entry_of;
     const struct ds4_dev_entry *entry;
     const int32_t *block;
-    int32_t *wrong; /* kernels put an enum ds4_dev_wrong here, in host memory */
+    int32_t *wrong;         /* kernels put an enum ds4_dev_wrong here, in host memory */
     const int32_t *out_row; /* [n_out] */
 };
 
@@ -94,6 +94,10 @@ struct ds4_device {
     uint64_t replay_clock;
 
     volatile int32_t *wrong; /* pinned and mapped; see batch.wrong */
+
+    cudaStream_t main_stream; /* `stream` is this one but on the side */
+    cudaStream_t side_stream;
+    cudaEvent_t side_event;
 };
 
 /* Carves n elements of T from scratch at *used, 256-byte aligned.  The sizes were promised by

@@ -93,7 +93,7 @@ static __device__ __forceinline__ void ds4_expert_stream(Items use, int32_t n_co
         use.rows(row);
 #pragma unroll
         for (int i = 0; i < A; i++)
-            x[i] = use.input(min(i, n - 1));
+            x[i] = ds4_after(use.input(min(i, n - 1)));
         for (int32_t c = 0; c < n_chunk; c++) {
             struct ds4_shared_span span[R];
 
@@ -215,7 +215,7 @@ ds4_gate_slab(const struct ds4_experts &p, const struct ds4_dev_group &group, in
 }
 
 template <int D>
-static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS)
+static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 2)
     ds4_gate_kernel(const __grid_constant__ struct ds4_experts p)
 {
     extern __shared__ uint4 ds4_gate_room[];
@@ -321,7 +321,7 @@ ds4_down_add(const struct ds4_down_items &item, const int32_t *token,
 }
 
 template <int D, int S>
-static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS)
+static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 2)
     ds4_down_kernel(const __grid_constant__ struct ds4_experts p)
 {
     extern __shared__ uint4 ds4_down_room[];

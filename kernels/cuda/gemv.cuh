@@ -137,9 +137,9 @@ ds4_gemv_int8_unit(const struct ds4_shared_span (&span)[R], int local, int32_t u
     }
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        const uint4 a = ((const uint4 *)x[n])[unit];
-        const uint4 b = ((const uint4 *)x[n])[n_unit + unit];
-        const uint2 meta = ((const uint2 *)((const uint4 *)x[n] + 2 * n_unit))[unit];
+        const uint4 a = ds4_load16((const uint4 *)x[n] + unit);
+        const uint4 b = ds4_load16((const uint4 *)x[n] + n_unit + unit);
+        const uint2 meta = ds4_load8((const uint2 *)((const uint4 *)x[n] + 2 * n_unit) + unit);
         const float d = __uint_as_float(meta.x);
 
 #pragma unroll
@@ -188,37 +188,75 @@ ds4_gemv_int8(const struct ds4_gemv_work &k, const struct ds4_shared_span (&span
     }
 }
 
-/* acc += a chunk of R rows times N f32 inputs. */
+/* acc += four values of R rows times N f32 inputs. */
+template <int N, int R>
+static __device__ __forceinline__ void ds4_gemv_quad(const float4 (&w)[R], const uint4 (&x)[N],
+                                                     float (&acc)[R][N])
+{
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            acc[r][n] = fmaf(w[r].x, __uint_as_float(x[n].x), acc[r][n]);
+            acc[r][n] = fmaf(w[r].y, __uint_as_float(x[n].y), acc[r][n]);
+            acc[r][n] = fmaf(w[r].z, __uint_as_float(x[n].z), acc[r][n]);
+            acc[r][n] = fmaf(w[r].w, __uint_as_float(x[n].w), acc[r][n]);
+        }
+    }
+}
+
+/* acc += a chunk of R rows times N f32 inputs.  A whole chunk has no branches, so that its loads of the
+ * inputs are under way together. */
 template <int D, int N, int R>
 static __device__ __forceinline__ void
 ds4_gemv_exact(const struct ds4_gemv_work &k, const struct ds4_shared_span (&span)[R],
                int32_t first, const uint8_t *const (&x)[N], float (&acc)[R][N])
 {
-    const int lane = threadIdx.x % 32;
+    constexpr int quads = 8 * ds4_gemv_shape<D, R>::units, batch = N > 4 ? 2 : N > 1 ? 4 : 8;
+    const int lane = threadIdx.x % 32, j = lane % 8;
 
-#pragma unroll(N > 2 ? 2 : 4)
-    for (int i = 0; i < 8 * ds4_gemv_shape<D, R>::units; i++) {
-        const int local = 4 * i + lane / 8, j = lane % 8;
-        const int32_t value = DS4_UNIT * (first + local) + 4 * j;
-
-        if (value < k.n_col) {
-#pragma unroll
-            for (int r = 0; r < R; r++) {
-                const float4 w = ds4_is_scalar(D)
-                                     ? ds4_unit_quad_end<D>(span[r], local, j, k.n_col - value)
-                                     : ds4_unit_quad<D>(span[r], local, j);
+    if (DS4_UNIT * (first + ds4_gemv_shape<D, R>::chunk_units) <= k.n_col) {
+#pragma unroll 1
+        for (int i0 = 0; i0 < quads; i0 += batch) {
+            uint4 v[batch][N];
 
 #pragma unroll
-                for (int n = 0; n < N; n++) {
-                    const float4 v = *(const float4 *)((const float *)x[n] + k.part + value);
+            for (int i = 0; i < batch; i++) {
+                const int local = 4 * (i0 + i) + lane / 8;
 
-                    acc[r][n] = fmaf(w.x, v.x, acc[r][n]);
-                    acc[r][n] = fmaf(w.y, v.y, acc[r][n]);
-                    acc[r][n] = fmaf(w.z, v.z, acc[r][n]);
-                    acc[r][n] = fmaf(w.w, v.w, acc[r][n]);
-                }
+#pragma unroll
+                for (int n = 0; n < N; n++)
+                    v[i][n] = ds4_load16((const float *)x[n] + k.part + DS4_UNIT * (first + local) +
+                                         4 * j);
+            }
+#pragma unroll
+            for (int i = 0; i < batch; i++) {
+                float4 w[R];
+
+#pragma unroll
+                for (int r = 0; r < R; r++)
+                    w[r] = ds4_unit_quad<D>(span[r], 4 * (i0 + i) + lane / 8, j);
+                ds4_gemv_quad<N, R>(w, v[i], acc);
             }
         }
+        return;
+    }
+    for (int i = 0; i < quads; i++) {
+        const int local = 4 * i + lane / 8;
+        const int32_t value = DS4_UNIT * (first + local) + 4 * j;
+        uint4 v[N];
+        float4 w[R];
+
+        if (value >= k.n_col)
+            continue;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            v[n] = ds4_load16((const float *)x[n] + k.part + value);
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            w[r] = ds4_is_scalar(D) ? ds4_unit_quad_end<D>(span[r], local, j, k.n_col - value)
+                                    : ds4_unit_quad<D>(span[r], local, j);
+        ds4_gemv_quad<N, R>(w, v, acc);
     }
 }
 
@@ -230,7 +268,7 @@ __host__ __device__ constexpr int ds4_gemv_pow2(int n)
 /* N inputs (the last `n_real` .. N - 1 are repeats and not written) times this warp's rows. */
 template <int D, bool INT8, int N, int R>
 static __device__ __forceinline__ void
-ds4_gemv_rows(const struct ds4_gemv_work &k, const uint8_t *const (&x)[N], int32_t n_unit_all,
+ds4_gemv_rows(const struct ds4_gemv_work &k, const uint8_t *const (&inputs)[N], int32_t n_unit_all,
               float *y, int64_t y_stride, int32_t n_real,
               uint4 (*ring)[R][ds4_gemv_shape<D, R>::room / 16], const uint64_t *grid)
 {
@@ -243,6 +281,7 @@ ds4_gemv_rows(const struct ds4_gemv_work &k, const uint8_t *const (&x)[N], int32
     int32_t tile = k.tile0, c = 0, next_tile = k.tile0, next_c = 0;
     int now = 0, next = 0;
     float acc[R][N] = {};
+    const uint8_t *x[N];
 
     __syncwarp(); /* another call may still read this warp's ring */
 #pragma unroll
@@ -258,6 +297,9 @@ ds4_gemv_rows(const struct ds4_gemv_work &k, const uint8_t *const (&x)[N], int32
         ds4_async_commit();
     }
     ds4_wait_previous(); /* the weights are on their way, the inputs may not be there yet */
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        x[n] = ds4_after(inputs[n]);
     while (tile < n_tile) {
         struct ds4_shared_span span[R];
 

@@ -10,6 +10,7 @@
 #define HYPER_THREADS 256
 #define HYPER_MAX     8
 #define HYPER_MAX_MIX (HYPER_MAX * (HYPER_MAX + 2))
+#define ANY           (-1)
 #define HYPER_WARPS   (HYPER_THREADS / 32)
 #define HYPER_ROUNDS  4 /* mixes a warp has under way */
 
@@ -28,43 +29,38 @@ static struct streams streams_of(const struct ds4_tensor *x)
     return s;
 }
 
-/* Values 4i .. 4i + 3 of a row of n values of fn; `wide`: rows are aligned for one load. */
-static __device__ __forceinline__ float4 fn_quad(enum ds4_dtype dtype, bool wide, int32_t n,
-                                                 const uint8_t *row, int32_t i)
+/* Values 4i .. 4i + 3 of a row of fn whose rows are aligned for one load. */
+template <int D> static __device__ __forceinline__ float4 fn_quad(const uint8_t *row, int32_t i)
 {
-    float v[4];
-
-    if (wide && dtype == DS4_DTYPE_F32)
+    if constexpr (D == DS4_DTYPE_F32) {
         return __ldg((const float4 *)row + i);
-    if (wide && (dtype == DS4_DTYPE_F16 || dtype == DS4_DTYPE_BF16)) {
+    } else {
         const uint2 v = __ldg((const uint2 *)row + i);
 
-        if (dtype == DS4_DTYPE_BF16)
+        if constexpr (D == DS4_DTYPE_BF16)
             return make_float4(ds4_bits_f32(v.x << 16), ds4_bits_f32(v.x & 0xffff0000u),
                                ds4_bits_f32(v.y << 16), ds4_bits_f32(v.y & 0xffff0000u));
-        return make_float4(__half2float(__ushort_as_half((unsigned short)v.x)),
-                           __half2float(__ushort_as_half((unsigned short)(v.x >> 16))),
-                           __half2float(__ushort_as_half((unsigned short)v.y)),
-                           __half2float(__ushort_as_half((unsigned short)(v.y >> 16))));
+        else
+            return make_float4(__half2float(__ushort_as_half((unsigned short)v.x)),
+                               __half2float(__ushort_as_half((unsigned short)(v.x >> 16))),
+                               __half2float(__ushort_as_half((unsigned short)v.y)),
+                               __half2float(__ushort_as_half((unsigned short)(v.y >> 16))));
     }
-    for (int k = 0; k < 4; k++)
-        v[k] = 4 * i + k < n ? ds4_dq(dtype, row, 4 * i + k) : 0.0f;
-    return make_float4(v[0], v[1], v[2], v[3]);
 }
 
 /* partial[t][slice][m] = sum over the slice of fn[m] * x, and of x^2 at m = n_mix.  A warp has every
- * eighth m; its weights are on their way before the state is there. */
+ * eighth m; its weights are on their way before the state is there.  D: the dtype of fn, aligned rows of
+ * a multiple of four values, or ANY. */
+template <int D>
 static __global__ void __launch_bounds__(HYPER_THREADS)
     mix_kernel(struct streams x, const int32_t *rows, const uint8_t *fn, enum ds4_dtype dtype,
-               size_t row_bytes, int32_t n_mix, float *partial)
+               size_t row_bytes, int32_t n_mix, int32_t n_row, float *partial)
 {
     __shared__ float4 mine[HYPER_SLICE / 4];
-    const int32_t slice = blockIdx.x, i = blockIdx.y, n_slice = gridDim.x;
+    const int32_t slice = blockIdx.x, n_slice = gridDim.x;
     const int32_t n = x.n_hyper * x.d, first = slice * HYPER_SLICE;
     const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int32_t width = min(HYPER_SLICE, n - first);
-    const bool wide = row_bytes % 16 == 0 && (uintptr_t)fn % 16 == 0 && n % 4 == 0;
-    float *out = partial + ((int64_t)i * n_slice + slice) * (n_mix + 1);
     float4 w[HYPER_ROUNDS][HYPER_SLICE / 128];
 
     ds4_release_next();
@@ -76,35 +72,44 @@ static __global__ void __launch_bounds__(HYPER_THREADS)
                 const int32_t m = m0 + warp + r * HYPER_WARPS, at = 32 * c + lane;
 
                 w[r][c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                if (m < n_mix && 4 * at < width)
-                    w[r][c] = fn_quad(dtype, wide, n, fn + (size_t)m * row_bytes, first / 4 + at);
+                if constexpr (D != ANY) {
+                    if (m < n_mix && 4 * at < width)
+                        w[r][c] = fn_quad<D>(fn + (size_t)m * row_bytes, first / 4 + at);
+                }
             }
         }
-        if (m0 == 0) {
-            ds4_wait_previous();
+        ds4_wait_previous();
+        for (int32_t i = blockIdx.y; i < n_row; i += gridDim.y) {
+            __syncthreads(); /* the row before has been read */
             for (int32_t c = threadIdx.x; c < HYPER_SLICE; c += blockDim.x)
                 ((float *)mine)[c] =
                     c < width ? ds4_mat_get(x.mat, rows != NULL ? rows[i] : i, first + c) : 0.0f;
             __syncthreads();
-        }
 #pragma unroll
-        for (int r = 0; r < HYPER_ROUNDS; r++) {
-            const int32_t m = m0 + warp + r * HYPER_WARPS;
-            float sum = 0.0f;
+            for (int r = 0; r < HYPER_ROUNDS; r++) {
+                const int32_t m = m0 + warp + r * HYPER_WARPS;
+                float sum = 0.0f;
 
+                if (D == ANY && m < n_mix) {
+                    for (int32_t c = lane; c < width; c += 32)
+                        sum += ((const float *)mine)[c] *
+                               ds4_dq(dtype, fn + (size_t)m * row_bytes, first + c);
+                } else {
 #pragma unroll
-            for (int c = 0; c < HYPER_SLICE / 128; c++) {
-                const float4 v = mine[32 * c + lane], k = m == n_mix ? v : w[r][c];
+                    for (int c = 0; c < HYPER_SLICE / 128; c++) {
+                        const float4 v = mine[32 * c + lane], k = m == n_mix ? v : w[r][c];
 
-                sum += v.x * k.x;
-                sum += v.y * k.y;
-                sum += v.z * k.z;
-                sum += v.w * k.w;
+                        sum += v.x * k.x;
+                        sum += v.y * k.y;
+                        sum += v.z * k.z;
+                        sum += v.w * k.w;
+                    }
+                }
+                for (int o = 16; o > 0; o /= 2)
+                    sum += __shfl_xor_sync(0xffffffffu, sum, o);
+                if (lane == 0 && m <= n_mix)
+                    partial[((int64_t)i * n_slice + slice) * (n_mix + 1) + m] = sum;
             }
-            for (int o = 16; o > 0; o /= 2)
-                sum += __shfl_xor_sync(0xffffffffu, sum, o);
-            if (lane == 0 && m <= n_mix)
-                out[m] = sum;
         }
     }
 }
@@ -218,24 +223,37 @@ __device__ void finish_mixes(const struct read_args &a, int32_t i, int32_t n, fl
 #define READ_COLUMNS (READ_THREADS - 32)
 #define READ_EACH    16 /* values of u a thread keeps: d to 8192 */
 
-/* Block i: row i of the result. */
+/* Block i: row i of the result.  N: streams, 0 for any number.  The state's values are on their way
+ * while the mixes are added up. */
+template <int N>
 static __global__ void __launch_bounds__(READ_THREADS)
     read_kernel(struct streams x, const int32_t *rows, struct read_args a)
 {
     __shared__ float mix[HYPER_MAX_MIX + 1];
     __shared__ float pre[HYPER_MAX];
     __shared__ float shared[32];
-    const int32_t i = blockIdx.x, n = x.n_hyper, me = (int32_t)threadIdx.x - 32;
+    constexpr int each = N == 4 ? READ_EACH / 2 : READ_EACH; /* kept as they are */
+    const int32_t i = blockIdx.x, n = N > 0 ? N : x.n_hyper, me = (int32_t)threadIdx.x - 32;
     const float *partial = a.partial + (int64_t)i * a.n_slice * (a.n_mix + 1);
-    float u[READ_EACH], square = 0.0f, factor = 1.0f;
+    float u[READ_EACH], v[each][N > 0 ? N : 1], square = 0.0f, factor = 1.0f;
     int32_t t;
 
     ds4_take_turn();
     t = rows != NULL ? rows[i] : i;
+    if (N > 0 && me >= 0) {
+#pragma unroll
+        for (int k = 0; k < each; k++) {
+            const int32_t c = me + k * READ_COLUMNS;
+
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                v[k][j] = c < x.d ? ds4_mat_get(x.mat, t, (int64_t)j * x.d + c) : 0.0f;
+        }
+    }
     for (int32_t m = threadIdx.x; m <= a.n_mix; m += blockDim.x) {
         float sum = 0.0f;
 
-#pragma unroll 8
+#pragma unroll 16
         for (int32_t s = 0; s < a.n_slice; s++)
             sum += partial[s * (a.n_mix + 1) + m];
         mix[m] = sum;
@@ -258,7 +276,8 @@ static __global__ void __launch_bounds__(READ_THREADS)
         if (me < 0 || c >= x.d)
             continue;
         for (int32_t j = 0; j < n; j++)
-            u[k] += pre[j] * ds4_mat_get(x.mat, t, (int64_t)j * x.d + c);
+            u[k] += pre[j] * (N > 0 && k < each ? v[k < each ? k : 0][j]
+                                                : ds4_mat_get(x.mat, t, (int64_t)j * x.d + c));
         square += u[k] * u[k];
     }
     if (a.norm != NULL)
@@ -272,14 +291,16 @@ static __global__ void __launch_bounds__(READ_THREADS)
     }
 }
 
+/* N: streams, 0 for any number. */
+template <int N>
 static __global__ void write_kernel(struct streams x, struct ds4_dev_mat o, const float *post,
                                     const float *comb)
 {
-    ds4_take_turn();
-    const int32_t t = blockIdx.y, n = x.n_hyper;
+    const int32_t t = blockIdx.y, n = N > 0 ? N : x.n_hyper;
     const int32_t c = blockIdx.x * blockDim.x + threadIdx.x;
-    float old[HYPER_MAX], out;
+    float old[N > 0 ? N : HYPER_MAX], out;
 
+    ds4_take_turn();
     if (c >= x.d)
         return;
     post += (int64_t)t * n;
@@ -311,13 +332,20 @@ size_t ds4_cuda_hyper_scratch(const struct ds4_device *dev, const struct ds4_lim
            512;
 }
 
+typedef void (*mix_fn)(struct streams x, const int32_t *rows, const uint8_t *fn,
+                       enum ds4_dtype dtype, size_t row_bytes, int32_t n_mix, int32_t n_row,
+                       float *partial);
+
 static void read_rows(struct ds4_device *dev, const struct streams *x, const int32_t *rows,
                       int32_t n_row, const struct ds4_weight *fn, struct read_args *a)
 {
     const int32_t n_slice = n_slices(x->n_hyper, x->d), n_mix = fn->n_row;
-    const dim3 grid((unsigned)n_slice, (unsigned)n_row);
+    /* Many rows: a block keeps its weights for several. */
+    const dim3 grid((unsigned)n_slice, (unsigned)(n_row > 128 ? 128 : n_row));
     size_t used = 0;
     float *partial;
+    bool wide;
+    mix_fn mix = mix_kernel<ANY>;
 
     if (n_row == 0)
         return;
@@ -328,9 +356,19 @@ static void read_rows(struct ds4_device *dev, const struct streams *x, const int
     a->partial = partial;
     a->n_slice = n_slice;
     a->n_mix = n_mix;
-    DS4_CHAIN(mix_kernel, grid, HYPER_THREADS, 0, dev, *x, rows, (const uint8_t *)fn->data,
-              fn->dtype, fn->row_bytes, n_mix, partial);
-    DS4_CHAIN(read_kernel, n_row, READ_THREADS, 0, dev, *x, rows, *a);
+    wide = fn->row_bytes % 16 == 0 && (uintptr_t)fn->data % 16 == 0 && x->n_hyper * x->d % 4 == 0;
+    if (wide && fn->dtype == DS4_DTYPE_F16)
+        mix = mix_kernel<DS4_DTYPE_F16>;
+    else if (wide && fn->dtype == DS4_DTYPE_BF16)
+        mix = mix_kernel<DS4_DTYPE_BF16>;
+    else if (wide && fn->dtype == DS4_DTYPE_F32)
+        mix = mix_kernel<DS4_DTYPE_F32>;
+    DS4_CHAIN(mix, grid, HYPER_THREADS, 0, dev, *x, rows, (const uint8_t *)fn->data, fn->dtype,
+              fn->row_bytes, n_mix, n_row, partial);
+    if (x->n_hyper == 4)
+        DS4_CHAIN(read_kernel<4>, n_row, READ_THREADS, 0, dev, *x, rows, *a);
+    else
+        DS4_CHAIN(read_kernel<0>, n_row, READ_THREADS, 0, dev, *x, rows, *a);
 }
 
 void ds4_cuda_hyper_read(struct ds4_device *dev, const struct ds4_hyper_read_args *a)
@@ -363,6 +401,10 @@ void ds4_cuda_hyper_write(struct ds4_device *dev, const struct ds4_hyper_write_a
 
     if (a->x.shape[0] == 0)
         return;
-    DS4_CHAIN(write_kernel, grid, HYPER_THREADS, 0, dev, x, ds4_dev_mat_of(&a->o), a->post,
-              a->comb);
+    if (x.n_hyper == 4)
+        DS4_CHAIN(write_kernel<4>, grid, HYPER_THREADS, 0, dev, x, ds4_dev_mat_of(&a->o), a->post,
+                  a->comb);
+    else
+        DS4_CHAIN(write_kernel<0>, grid, HYPER_THREADS, 0, dev, x, ds4_dev_mat_of(&a->o), a->post,
+                  a->comb);
 }

@@ -52,7 +52,7 @@ struct ds4_product {
 };
 
 /* Rows up to which a dense product streams the stored weights. */
-#define DS4_GEMV_MAX_ROWS 8
+#define DS4_GEMV_MAX_ROWS 16
 
 static inline int32_t ds4_pad(int32_t n, int32_t to)
 {

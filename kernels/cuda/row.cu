@@ -25,7 +25,7 @@ void ds4_cuda_round(struct ds4_device *dev, const struct ds4_round_args *a)
         return;
     if (d > DS4_DEV_MAX_ROW)
         ds4_cuda_fatal(__FILE__, __LINE__, "round", "row wider than shared memory is sized for");
-    DS4_CHAIN(round_kernel, n, 128, 0, dev, (float *)a->x.data, a->x.stride[0], d, a->d_rope,
+    DS4_CHAIN(round_kernel, n, 256, 0, dev, (float *)a->x.data, a->x.stride[0], d, a->d_rope,
               a->format);
 }
 
@@ -48,6 +48,6 @@ void ds4_cuda_ring_write(struct ds4_device *dev, const struct ds4_ring_write_arg
 {
     if (dev->batch.n_tok == 0)
         return;
-    DS4_CHAIN(ring_write_kernel, dev->batch.n_tok, 128, 0, dev, dev->batch,
+    DS4_CHAIN(ring_write_kernel, dev->batch.n_tok, 256, 0, dev, dev->batch,
               (const float *)a->x.data, a->x.stride[0], a->ring);
 }

@@ -181,6 +181,22 @@ static double twin_bytes_differ(const struct twin *t)
     return (double)differ / (double)t->bytes;
 }
 
+/* Says where packed rows differ first. */
+static void show_difference(const struct twin *t, size_t row_bytes)
+{
+    uint8_t *a = fetch(cuda, t), *b = fetch(cpu, t);
+    int shown = 0;
+
+    for (size_t i = 0; i < t->bytes && shown < 6; i++) {
+        if (a[i] != b[i]) {
+            printf("      row %zu byte %zu: %02x, CPU %02x\n", i / row_bytes, i % row_bytes, a[i],
+                   b[i]);
+            shown++;
+        }
+    }
+    free(a), free(b);
+}
+
 /* ---- steps ------------------------------------------------------------------------------------------ */
 
 /* {position, rows}: rows < 0: an inactive entry of -rows rows. */
@@ -544,6 +560,7 @@ static void check_round(const struct step *s, struct world *w, int32_t d, int32_
     same = RUN(ring_write, w, &wa, &wb, kept, 1);
     verdict(same && twin_bytes_differ(&store) == 0.0, twin_bytes_differ(&store), "ring_write",
             where);
+    show_difference(&store, ring.row_bytes);
 }
 
 /* ---- sequence state --------------------------------------------------------------------------------- */
