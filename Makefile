@@ -243,7 +243,7 @@ STAGE_TESTS := $(addprefix $(BUILD)/tests/unit/test_,golden stage stage_bits)
 check-cuda: $(if $(filter 1,$(CUDA)),$(GPU_PROGRAMS) $(STAGE_TESTS)) ## with CUDA=1, on a machine with a GPU
 	@[ -e /dev/nvidiactl ] || { echo "check-cuda: there is no GPU here"; echo "0 passed, 1 failed"; exit 1; }
 	@[ '$(CUDA)' = 1 ] || { echo "check-cuda: make CUDA=1 check-cuda"; echo "0 passed, 1 failed"; exit 1; }
-	@tests/run.sh $(CONFIG) $(filter %/check_products %/check_ops,$(GPU_PROGRAMS)) \
+	@tests/run.sh $(CONFIG) $(filter $(BUILD)/tests/cuda/%,$(GPU_PROGRAMS)) \
 		$(foreach t,$(STAGE_TESTS),'$(t) --backend cuda')
 
 tests: $(UNIT) $(FUZZERS) $(BINS) $(SCRIPTED) ## build everything that check runs

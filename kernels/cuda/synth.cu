@@ -79,6 +79,6 @@ void ds4_cuda_spread(struct ds4_device *dev, const struct ds4_spread_args *a)
         return;
     if (a->n_expert > DS4_SPREAD_MAX_EXPERTS)
         ds4_cuda_fatal(__FILE__, __LINE__, "spread", "more experts than the kernel is sized for");
-    DS4_CHAIN(spread_kernel, 1, SPREAD_THREADS, 0, dev, dev->batch, a->id, a->n_used,
-               a->n_expert, (unsigned long long *)a->count);
+    DS4_CHAIN(spread_kernel, 1, SPREAD_THREADS, 0, dev, dev->batch, a->id, a->n_used, a->n_expert,
+              (unsigned long long *)a->count);
 }
