@@ -56,6 +56,7 @@ extern "C" {
 
 #ifdef DS4_FAULTS
 #define DS4_FAULT_POINT(name) ds4_fault_hit(DS4_FAULT_##name)
+#define DS4_FAULT_BUILD       true /* faults may come between any two calls */
 
 /* Reads DS4_FAULT; once, before other threads.  DS4_E_INVALID if it is there and cannot be read. */
 int ds4_fault_init(int32_t stage, struct ds4_err *err) DS4_MUST_CHECK;
@@ -65,6 +66,7 @@ int ds4_fault_set(const char *text, int32_t stage, struct ds4_err *err) DS4_MUST
 bool ds4_fault_hit(enum ds4_fault_point point);
 #else
 #define DS4_FAULT_POINT(name) false
+#define DS4_FAULT_BUILD       false
 
 static inline int ds4_fault_init(int32_t stage, struct ds4_err *err)
 {
