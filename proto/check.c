@@ -206,7 +206,7 @@ int ds4_check_step(const struct ds4_step *step, struct ds4_err *err)
     if (in_range("generation", step->generation, 1, UINT32_MAX, err) ||
         in_range("step_no", step->step_no, 0, INT64_MAX, err) ||
         in_range("n_open", step->n_open, 0, DS4_MAX_STEP_ENTRIES, err) ||
-        in_range("n_close", step->n_close, 0, DS4_MAX_STEP_ENTRIES, err) ||
+        in_range("n_close", step->n_close, 0, DS4_MAX_SLOTS, err) ||
         in_range("n_entry", step->n_entry, 0, DS4_MAX_STEP_ENTRIES, err) ||
         in_range("n_tok", step->n_tok, 0, DS4_MAX_STEP_TOK, err) ||
         all_in_range("token", step->token, step->n_tok, INT32_MAX, err) ||

@@ -247,8 +247,7 @@ int ds4_codec_decode_step(struct ds4_str payload, uint32_t generation, struct ds
         return -1;
     *out = (struct ds4_step){.generation = generation, .step_no = wire->step_no};
     if (ds4_codec_get_count("opens", wire->n_open, DS4_MAX_STEP_ENTRIES, &out->n_open, err) ||
-        ds4_codec_get_count("closes", wire->n_close_slot, DS4_MAX_STEP_ENTRIES, &out->n_close,
-                            err) ||
+        ds4_codec_get_count("closes", wire->n_close_slot, DS4_MAX_SLOTS, &out->n_close, err) ||
         ds4_codec_get_count("entries", wire->n_entry, DS4_MAX_STEP_ENTRIES, &out->n_entry, err) ||
         ds4_codec_get_count("operations", wire->n_op, DS4_MAX_STEP_OPS, &out->n_op, err) ||
         ds4_codec_get_count("tokens", wire->n_token, DS4_MAX_STEP_TOK, &out->n_tok, err))

@@ -134,11 +134,22 @@ static bool better_one_is_draining(const struct ds4_sched *s, const struct ds4_r
     return false;
 }
 
-/* Nobody runs, so nothing will ever become free by itself: what stands in the way is what the request
- * itself would have gone on from. */
+/* Nobody runs, so nothing will ever become free by itself: what stands in the way are the rows that the
+ * request shares, which a lookup protects even if no place is left to go on from. */
 static bool must_start_over(const struct ds4_sched *s, const struct ds4_prefix_hit *hit)
 {
-    return hit->start > 0 && s->seqs.len == (s->probe != NULL ? 1 : 0) && s->points.wanted.len == 0;
+    return hit->lcp > 0 && s->seqs.len == (s->probe != NULL ? 1 : 0) && s->points.wanted.len == 0;
+}
+
+/* The last stage samples by what was said before: new tokens or, where repetitions are punished, all of
+ * them.  It knows those that ran in the slot, not what lies before a point. */
+static bool lacks_history(const struct ds4_sched *s, const struct ds4_request *req,
+                          const struct ds4_prefix_hit *hit)
+{
+    int32_t needed_from = req->sampling.repetition_penalty != 1 ? 0 : req->n_prompt;
+    int32_t ran_from = hit->hot >= 0 ? s->prefix.hot.ptr[hit->hot].install_pos : hit->start;
+
+    return ran_from > needed_from;
 }
 
 bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns)
@@ -159,6 +170,8 @@ bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns)
     hit = ds4_prefix_find(&s->prefix, known.ptr, req->no_cache_reads ? 0 : known.n, req->salt);
     if (!req->no_cache_reads && better_one_is_draining(s, req, hit.start))
         return false;
+    if (lacks_history(s, req, &hit))
+        hit = ds4_prefix_find(&s->prefix, known.ptr, 0, req->salt);
     lease = get_lease(s, req, &hit, &err);
     if (lease == NULL && must_start_over(s, &hit)) {
         hit = ds4_prefix_find(&s->prefix, req->prompt, 0, req->salt);

@@ -156,6 +156,9 @@ void ds4_engine_mark_points(struct ds4_sched *s, struct ds4_seq *seq, const stru
 /* Rows of the sequence are acknowledged: what is full goes into the index, so that others can start
  * from it while this one runs. */
 void ds4_engine_index(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns);
+/* Points that wait for their step, of sequences whose n_pick picks would leave them outside of the rings,
+ * are not saved at all. */
+void ds4_engine_drop_overtaken(struct ds4_sched *s, int32_t n_pick);
 /* Where the prompt's messages begin, as marks of the sequence. */
 void ds4_engine_find_marks(struct ds4_sched *s, struct ds4_seq *seq);
 /* Points behind `keep` are of tokens that were taken back. */

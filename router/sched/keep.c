@@ -86,6 +86,25 @@ void ds4_engine_find_marks(struct ds4_sched *s, struct ds4_seq *seq)
     }
 }
 
+static struct ds4_seq *running(const struct ds4_sched *s, uint64_t id)
+{
+    for (size_t i = 0; i < s->seqs.len; i++)
+        if (s->seqs.ptr[i]->id == id)
+            return s->seqs.ptr[i];
+    return NULL;
+}
+
+/* One past the highest position written once the first n_pick picks, not booked yet, have run. */
+static int32_t hi_after(const struct ds4_sched *s, const struct ds4_seq *seq, int32_t n_pick)
+{
+    int32_t hi = seq->n_posted > seq->hi ? seq->n_posted : seq->hi;
+
+    for (int32_t i = 0; i < n_pick; i++)
+        if (s->pick[i].seq == seq && s->pick[i].base_pos + s->pick[i].n_tok > hi)
+            hi = s->pick[i].base_pos + s->pick[i].n_tok;
+    return hi;
+}
+
 void ds4_engine_cut_points(struct ds4_sched *s, struct ds4_seq *seq, int32_t keep)
 {
     size_t n = 0;
@@ -97,6 +116,21 @@ void ds4_engine_cut_points(struct ds4_sched *s, struct ds4_seq *seq, int32_t kee
             seq->point.ptr[n++] = seq->point.ptr[i];
     }
     seq->point.len = n;
+}
+
+void ds4_engine_drop_overtaken(struct ds4_sched *s, int32_t n_pick)
+{
+    for (size_t i = s->points.wanted.len; i > 0; i--) {
+        struct ds4_point *point = s->points.wanted.ptr[i - 1].point;
+        struct ds4_seq *seq = running(s, s->points.wanted.ptr[i - 1].seq);
+
+        if (seq == NULL || hi_after(s, seq, n_pick) - point->pos <= s->config.hot_window_tok)
+            continue; /* the rings of one that is over stand still */
+        for (size_t j = seq->point.len; j > 0; j--)
+            if (seq->point.ptr[j - 1] == point)
+                seq->point.ptr[j - 1] = seq->point.ptr[--seq->point.len];
+        ds4_points_drop(&s->points, point);
+    }
 }
 
 /* Hangs the sequence's points at or below pos on the path that ends in `node`. */
@@ -168,6 +202,7 @@ void ds4_engine_index(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns)
 /* Nothing of it can be used by others. */
 static void close_seq(struct ds4_sched *s, struct ds4_seq *seq)
 {
+    ds4_engine_cut_points(s, seq, -1); /* before the slot takes those away that it was to save */
     ds4_engine_close_slot(s, seq->lease->slot);
     ds4_budget_release(s->budget, &seq->lease);
 }

@@ -24,12 +24,11 @@ static int64_t cost(const struct ds4_points *p, int32_t stage, int32_t pos)
                           p->host.stage[stage].unit_bytes);
 }
 
-/* Is there room for a point at pos on every stage, with all others gone if `empty`? */
-static bool has_room(const struct ds4_points *p, int32_t pos, bool empty)
+/* Is there room for a point at pos on every stage? */
+static bool has_room(const struct ds4_points *p, int32_t pos)
 {
     for (int32_t s = 0; s < p->host.n_stage; s++)
-        if ((empty ? 0 : p->host.stage[s].used_bytes) + cost(p, s, pos) >
-            p->host.stage[s].max_bytes)
+        if (p->host.stage[s].used_bytes + cost(p, s, pos) > p->host.stage[s].max_bytes)
             return false;
     return p->host.n_stage > 0;
 }
@@ -76,14 +75,35 @@ static void link_newest(struct ds4_points *p, struct ds4_point *point)
     p->newest[point->class] = point;
 }
 
-/* The next to be given up; NULL if all that is left is in use. */
-static struct ds4_point *victim(const struct ds4_points *p)
+static bool can_go(const struct ds4_point *point)
 {
-    for (int32_t c = 0; c < DS4_N_POINT_CLASS; c++)
+    return point->pins == 0 && point->node != NULL && point->ready;
+}
+
+/* The next to be given up for one of `class`; NULL if all that is left is in use, or worth more. */
+static struct ds4_point *victim(const struct ds4_points *p, enum ds4_point_class class)
+{
+    for (int32_t c = 0; c <= (int32_t) class; c++)
         for (struct ds4_point *point = p->oldest[c]; point != NULL; point = point->newer)
-            if (point->pins == 0 && point->node != NULL && point->ready)
+            if (can_go(point))
                 return point;
     return NULL;
+}
+
+/* Would giving up victims in turn make room?  Asked first, so that who is refused has cost nobody a point. */
+static bool can_make_room(const struct ds4_points *p, int32_t pos, enum ds4_point_class class)
+{
+    struct ds4_points left = *p; /* its books, not its lists */
+
+    for (int32_t c = 0; c <= (int32_t) class; c++)
+        for (const struct ds4_point *point = p->oldest[c]; point != NULL; point = point->newer) {
+            if (!can_go(point))
+                continue;
+            charge(&left, point->pos, -1);
+            if (has_room(&left, pos))
+                return true;
+        }
+    return false;
 }
 
 struct ds4_point *ds4_points_want(struct ds4_points *p, const struct ds4_save *where, int32_t pos,
@@ -92,13 +112,11 @@ struct ds4_point *ds4_points_want(struct ds4_points *p, const struct ds4_save *w
     struct ds4_save save = *where;
     struct ds4_point *point;
 
-    while (!has_room(p, pos, false)) {
-        struct ds4_point *old = has_room(p, pos, true) ? victim(p) : NULL;
-
-        if (old == NULL || old->class > class)
-            return NULL;
+    if (!has_room(p, pos) && !can_make_room(p, pos, class))
+        return NULL;
+    while (!has_room(p, pos)) {
         p->n_thinned++;
-        ds4_points_drop(p, old);
+        ds4_points_drop(p, victim(p, class));
     }
     point = calloc(1, sizeof(*point));
     if (point == NULL)

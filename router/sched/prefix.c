@@ -536,8 +536,8 @@ void ds4_prefix_thin(struct ds4_prefix *p, struct ds4_prefix_node *node, int32_t
 static bool is_unused_of(const struct ds4_prefix *p, const struct ds4_prefix_node *node,
                          uint64_t maker)
 {
-    return node->parent != NULL && node->n_child == 0 && node->refs == 0 && node->maker == maker &&
-           ds4_prefix_hot_on(p, node) < 0;
+    return !ds4_node_is_pinned(node) && node->parent != NULL && node->n_child == 0 &&
+           node->refs == 0 && node->maker == maker && ds4_prefix_hot_on(p, node) < 0;
 }
 
 void ds4_prefix_unmake(struct ds4_prefix *p, struct ds4_prefix_node *node, uint64_t maker)

@@ -43,6 +43,15 @@ static inline bool ds4_node_is_full(const struct ds4_prefix_node *node)
     return node->n == DS4_CHUNK_TOK;
 }
 
+/* An admitted request is going to start from one of its points. */
+static inline bool ds4_node_is_pinned(const struct ds4_prefix_node *node)
+{
+    for (const struct ds4_point *point = node->point; point != NULL; point = point->next)
+        if (point->pins > 0)
+            return true;
+    return false;
+}
+
 /* Takes a node without children out, with its points and its reference to the block. */
 void ds4_node_remove(struct ds4_prefix *prefix, struct ds4_prefix_node *leaf);
 /* The full chunk with these tokens behind `parent`, NULL if there is none. */

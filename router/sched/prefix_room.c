@@ -54,11 +54,8 @@ int32_t ds4_prefix_hot_on(const struct ds4_prefix *p, const struct ds4_prefix_no
 
 static bool in_use(const struct ds4_prefix *p, const struct ds4_prefix_node *node)
 {
-    bool pinned = false;
-
-    for (const struct ds4_point *point = node->point; point != NULL; point = point->next)
-        pinned |= point->pins > 0;
-    return node->refs > 0 || node->stamp == p->stamp || node->guard == p->stamp || pinned;
+    return node->refs > 0 || node->stamp == p->stamp || node->guard == p->stamp ||
+           ds4_node_is_pinned(node);
 }
 
 int32_t ds4_prefix_reclaimable(struct ds4_prefix *p)

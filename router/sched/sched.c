@@ -349,6 +349,12 @@ int ds4_engine_fit(const struct ds4_sched *s, struct ds4_request *req, enum ds4_
     *reason = DS4_REASON_KV_CAPACITY;
     if (ds4_budget_fits(s->budget, req->n_prompt + req->max_new, err) != 0)
         return -1;
+    /* Splices had room in the generation before that this one does not have. */
+    if (req->history.len >= (size_t)ds4_engine_cap(s, req)) {
+        *reason = DS4_REASON_RESTARTED;
+        return ds4_fail(err, DS4_E_UNAVAILABLE, "%zu tokens do not fit the new cache",
+                        req->history.len);
+    }
     *reason = DS4_REASON_NONE;
     return 0;
 }
@@ -488,13 +494,16 @@ static struct ds4_seq *start_in_probe_place(struct ds4_sched *s, const int32_t *
     return seq;
 }
 
-/* A step of one token through all stages when nothing else shows that they live. */
+/* A step of one token through all stages when nothing else shows that they live, or when the next of the
+ * queue waits for a slot whose state only a step can save. */
 static void probe(struct ds4_sched *s, int64_t now_ns)
 {
+    bool wanted = s->head_waits && s->head != NULL && s->points.wanted.len > 0;
     int32_t id = 0;
 
     if (s->n_posted > 0 || s->probe != NULL ||
-        (s->last_token_ns != 0 && now_ns - s->last_ack_ns < s->config.probe_ms * DS4_NS_PER_MS))
+        (s->last_token_ns != 0 && !wanted &&
+         now_ns - s->last_ack_ns < s->config.probe_ms * DS4_NS_PER_MS))
         return;
     (void)start_in_probe_place(s, &id, DS4_PROBE_TOK, DS4_PROBE_TOK + 1, NULL);
 }

@@ -233,6 +233,7 @@ static int build_and_send(struct ds4_sched *s, int32_t n_pick, struct ds4_posted
     }
     posted->n_entry = step.n_entry;
     posted->n_row = step.n_tok;
+    ds4_engine_drop_overtaken(s, n_pick);
     add_saves(s, &step);
     if (s->port.send_step(s->port.owner, &step, err) != 0)
         return -1;

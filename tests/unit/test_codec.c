@@ -283,7 +283,8 @@ static void random_steps_come_back_equal(void **state)
 static void the_largest_step_fits_frame_and_arena(void **state)
 {
     struct fixture *f = *state;
-    struct ds4_step in = {.generation = 1, .step_no = 5, .n_open = 256, .n_close = 256}, out;
+    struct ds4_step in = {.generation = 1, .step_no = 5, .n_open = 256, .n_close = DS4_MAX_SLOTS},
+                    out;
     struct ds4_err err = {0};
     int32_t *close_slot;
 
@@ -291,11 +292,12 @@ static void the_largest_step_fits_frame_and_arena(void **state)
     in.n_entry = DS4_MAX_STEP_ENTRIES;
     in.n_tok = DS4_MAX_STEP_TOK;
     in.token = pick_ids(f, in.n_tok, INT32_MAX);
-    in.close_slot = close_slot = pick_ids(f, 256, 0);
+    in.close_slot = close_slot = pick_ids(f, DS4_MAX_SLOTS, 0); /* the cache gives way at once */
     in.open = ds4_arena_take_array(&f->made, 256, sizeof(in.open[0]));
     in.entry = ds4_arena_take_array(&f->made, 256, sizeof(in.entry[0]));
-    for (int32_t i = 0; i < 256; i++) {
+    for (int32_t i = 0; i < DS4_MAX_SLOTS; i++)
         close_slot[i] = i;
+    for (int32_t i = 0; i < 256; i++) {
         pick_sampling(f, &in.open[i].sampling);
         in.open[i].slot = i;
         in.open[i].n_prompt = in.open[i].max_pos = DS4_MAX_POS;
@@ -429,7 +431,7 @@ static void each_step_field_out_of_range_is_named(void **state)
     REFUSED(step.step_no, -1, "step_no");
     REFUSED(step.n_open, 257, "n_open");
     REFUSED(step.n_open, -1, "n_open");
-    REFUSED(step.n_close, 257, "n_close");
+    REFUSED(step.n_close, DS4_MAX_SLOTS + 1, "n_close");
     REFUSED(step.n_entry, 257, "n_entry");
     REFUSED(step.n_entry, 1, "tokens");
     REFUSED(step.n_tok, DS4_MAX_STEP_TOK + 1, "n_tok");

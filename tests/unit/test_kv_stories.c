@@ -668,6 +668,184 @@ static void a_prompt_at_two_losses_is_poison_for_ten_minutes(void **state)
     ds4_rig_close(&rig);
 }
 
+/* Its rows are there and the slot that could go on with them is not: they are no reason to wait. */
+static void a_prompt_does_not_wait_for_its_own_rows_to_go_away(void **state)
+{
+    const struct ds4_rig_shape tight = {
+        .n_stage = 1,
+        .n_blocks = 12,
+        .n_slots = 3,
+        .context_tok = 2560,
+        .config = {.max_seqs = 1, .chunk_tok = 512},
+    };
+    int32_t *a = tokens(20, 1500), *b = tokens(21, 100), *c = tokens(22, 100);
+    struct ds4_rig rig;
+
+    (void)state;
+    ds4_rig_open(&rig, &tight);
+    ask(&rig, a, 1500, 4);
+    ask(&rig, b, 100, 4);
+    ask(&rig, c, 100, 4); /* takes the slot of a */
+    assert_int_equal(ask(&rig, a, 1500, 900), 0);
+    free(a);
+    free(b);
+    free(c);
+    ds4_rig_close(&rig);
+}
+
+/* A step forgets so many points and no more, and saves none before their memory is free; the rings do
+ * not wait. */
+static void a_flood_of_dropped_points_saves_none_too_late(void **state)
+{
+    struct ds4_rig_shape shape = roomy;
+    int32_t *a = tokens(23, 15000), *b = tokens(24, 15000), *c = tokens(25, 30000);
+    struct ds4_rig rig;
+
+    (void)state;
+    shape.n_blocks = 130;
+    shape.config.chunk_tok = 128;
+    ds4_rig_open(&rig, &shape);
+    ask(&rig, a, 15000, 4);
+    ask(&rig, b, 15000, 4);
+    ask(&rig, c, 30000, 4);
+    ask(&rig, c, 30000, 4);
+    free(a);
+    free(b);
+    free(c);
+    ds4_rig_close(&rig);
+}
+
+/* The last token's row is not finite while a point of the answer still waits for its step. */
+static void a_spoiled_answer_drops_a_point_it_has_not_saved_once(void **state)
+{
+    struct ds4_rig_client *client;
+    struct ds4_rig rig;
+
+    (void)state;
+    ds4_rig_open(&rig, &roomy);
+    client = ds4_rig_client(&rig, 26, 120, 10);
+    client->req->ignore_stop = true;
+    assert_int_equal(ds4_rig_submit(client, NULL, NULL), 0);
+    while (client->out.len < 9)
+        assert_true(ds4_rig_turn(&rig));
+    assert_int_equal(rig.sched->points.wanted.len, 1);
+    rig.stage.nonfinite_seq = client->req->seq;
+    ds4_rig_run(&rig);
+    assert_int_equal(client->result.err.code, DS4_E_CORRUPT);
+    assert_clean(&rig);
+    ds4_rig_client_free(client);
+    ds4_rig_close(&rig);
+}
+
+/* Rows that follow in the very step that saves a point count against the rings too. */
+static void a_splice_drops_a_point_that_it_overtakes(void **state)
+{
+    int32_t *text = tokens(27, 140);
+    struct ds4_rig_shape shape = roomy;
+    struct ds4_rig_client *client;
+    struct ds4_rig rig;
+
+    (void)state;
+    shape.n_stage = 1;
+    ds4_rig_open(&rig, &shape);
+    client = ds4_rig_client(&rig, 28, 120, 400);
+    client->req->ignore_stop = true;
+    assert_int_equal(ds4_rig_submit(client, NULL, NULL), 0);
+    while (rig.sched->points.wanted.len == 0 || client->out.len == 0)
+        assert_true(ds4_rig_turn(&rig));
+    assert_int_equal(rig.sched->points.wanted.ptr[0].point->pos, 128);
+    assert_true(ds4_engine_splice(rig.sched, rig.sched->seqs.ptr[0], 0, text, 140, NULL));
+    ds4_rig_run(&rig);
+    assert_clean(&rig);
+    ds4_rig_client_free(client);
+    free(text);
+    ds4_rig_close(&rig);
+}
+
+/* The last stage counts repetitions over all tokens that ran in the slot; those before a point did not. */
+static void a_repetition_penalty_does_not_start_from_a_point(void **state)
+{
+    int32_t *a = tokens(29, 1000), *b = tokens(30, 1000);
+    struct ds4_rig_shape shape = roomy;
+    struct ds4_rig_client *client;
+    struct ds4_rig rig;
+
+    (void)state;
+    shape.n_slots = 2;
+    shape.config.max_seqs = 1;
+    ds4_rig_open(&rig, &shape);
+    ask(&rig, a, 1000, 4);
+    ask(&rig, b, 1000, 4); /* takes the only slot */
+    for (int32_t turn = 0; turn < 2; turn++) {
+        assert_int_equal(ask(&rig, a, 1000, 1), 999); /* the slot stands on a point from now on */
+        client = ds4_rig_client_of(&rig, a, 1000, 1);
+        client->req->sampling.repetition_penalty = 1.5F;
+        assert_int_equal(ds4_rig_submit(client, NULL, NULL), 0);
+        ds4_rig_run(&rig);
+        assert_int_equal(client->cached, 0);
+        ds4_rig_client_free(client);
+        client = ds4_rig_client_of(&rig, a, 1000, 1);
+        client->req->sampling.repetition_penalty = 1.5F;
+        assert_int_equal(ds4_rig_submit(client, NULL, NULL), 0);
+        ds4_rig_run(&rig);
+        assert_int_equal(client->cached, 999); /* and on itself again */
+        ds4_rig_client_free(client);
+        ask(&rig, b, 1000, 4);
+    }
+    assert_clean(&rig);
+    free(a);
+    free(b);
+    ds4_rig_close(&rig);
+}
+
+/* Splices had made it longer than prompt and answer, and the caches are smaller now. */
+static void a_replayed_answer_that_has_no_room_left_ends_alone(void **state)
+{
+    struct ds4_rig_shape shape = roomy;
+    struct ds4_rig_client *c;
+    struct ds4_rig rig;
+
+    (void)state;
+    shape.config.replay = true;
+    ds4_rig_open(&rig, &shape);
+    c = ds4_rig_client(&rig, 31, 120, 20);
+    c->req->ignore_stop = true;
+    assert_int_equal(ds4_rig_submit(c, NULL, NULL), 0);
+    while (c->out.len < 5)
+        ds4_rig_turn(&rig);
+    lose(&rig);
+    while (c->req->history.len < 141)
+        assert_int_equal(DS4_VEC_PUSH(&c->req->history, 1), 0);
+    ds4_rig_start(&rig);
+    ds4_rig_run(&rig);
+    assert_int_equal(c->result.reason, DS4_REASON_RESTARTED);
+    assert_clean(&rig);
+    ds4_rig_client_free(c);
+    ds4_rig_close(&rig);
+}
+
+/* The only slot is kept for its state, which nothing but a step saves, and nobody runs. */
+static void a_slot_whose_state_is_to_be_saved_is_not_waited_for_in_idleness(void **state)
+{
+    struct ds4_rig_shape shape = roomy;
+    int32_t *a = tokens(32, 300), *b = tokens(33, 300);
+    struct ds4_rig rig;
+    int64_t since_ns;
+
+    (void)state;
+    shape.n_slots = 2;
+    shape.config.max_seqs = 1;
+    ds4_rig_open(&rig, &shape);
+    ask(&rig, a, 300, 4);
+    since_ns = rig.now_ns;
+    ask(&rig, b, 300, 4);
+    assert_true(rig.now_ns - since_ns < INT64_C(100) * 1000000);
+    assert_int_equal(ask(&rig, a, 300, 4), 299);
+    free(a);
+    free(b);
+    ds4_rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -691,6 +869,13 @@ int main(void)
         cmocka_unit_test(one_refused_for_memory_hears_so_when_its_time_is_up),
         cmocka_unit_test(a_replayed_answer_is_the_undisturbed_one),
         cmocka_unit_test(a_prompt_at_two_losses_is_poison_for_ten_minutes),
+        cmocka_unit_test(a_replayed_answer_that_has_no_room_left_ends_alone),
+        cmocka_unit_test(a_slot_whose_state_is_to_be_saved_is_not_waited_for_in_idleness),
+        cmocka_unit_test(a_prompt_does_not_wait_for_its_own_rows_to_go_away),
+        cmocka_unit_test(a_flood_of_dropped_points_saves_none_too_late),
+        cmocka_unit_test(a_spoiled_answer_drops_a_point_it_has_not_saved_once),
+        cmocka_unit_test(a_splice_drops_a_point_that_it_overtakes),
+        cmocka_unit_test(a_repetition_penalty_does_not_start_from_a_point),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

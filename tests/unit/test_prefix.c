@@ -359,6 +359,62 @@ static void boundary_points_outlive_a_flood_of_routine_ones(void **state)
     close_rig(&r);
 }
 
+/* What a refused save had pushed out would be lost for nothing. */
+static void a_point_that_finds_no_room_pushes_out_no_other(void **state)
+{
+    const struct ds4_kv_host host = {
+        .n_stage = 1,
+        .stage = {{.shape = {.window_tok = 1,
+                             .fixed_bytes = 64,
+                             .n_group = 1,
+                             .group = {{.ratio = 128, .open_bytes = 8}}},
+                   .unit_bytes = 64,
+                   .max_bytes = 4 * 64}},
+    };
+    const struct ds4_save from = {.slot = 0};
+    struct ds4_point *pinned;
+    int32_t a[600];
+    struct rig r;
+
+    (void)state;
+    open_rig(&r, 0);
+    r.points.host = host;
+    fill(a, 1, 600);
+    run(&r, a, 600, false, (const int32_t[]){128, 256}, 2);
+    pinned = ds4_prefix_find(&r.prefix, a, 600, 0).point;
+    pinned->pins++;
+    assert_int_equal(r.points.n_point, 2);
+    assert_null(
+        ds4_points_want(&r.points, &from, 24, DS4_POINT_TAIL)); /* as much as four anchors */
+    assert_int_equal(r.points.n_point, 2);
+    assert_int_equal(r.points.n_thinned, 0);
+    pinned->pins--;
+    close_rig(&r);
+}
+
+/* Somebody was admitted from a point of a sequence whose rows turned out to be bad. */
+static void a_point_that_somebody_will_start_from_survives_its_maker(void **state)
+{
+    struct ds4_prefix_hit hit;
+    int32_t a[200];
+    struct rig r;
+
+    (void)state;
+    open_rig(&r, 4);
+    fill(a, 1, 200);
+    run(&r, a, 200, false, (const int32_t[]){199}, 1);
+    hit = ds4_prefix_find(&r.prefix, a, 200, 0);
+    assert_int_equal(hit.start, 199);
+    hit.point->pins++;
+    ds4_prefix_unmake(&r.prefix, ds4_prefix_stand(&r.prefix, &hit, 0), 1);
+    assert_int_equal(r.points.n_point, 1);
+    assert_sound(&r);
+    hit.point->pins--;
+    ds4_prefix_unmake(&r.prefix, ds4_prefix_stand(&r.prefix, &hit, 0), 1);
+    assert_int_equal(r.points.n_point, 0);
+    close_rig(&r);
+}
+
 static void a_trifle_of_a_long_conversation_does_not_take_its_slot(void **state)
 {
     int32_t a[4096];
@@ -422,6 +478,8 @@ int main(void)
         cmocka_unit_test(the_least_valuable_leaf_goes_first_and_the_clock_follows),
         cmocka_unit_test(the_path_of_the_newest_lookup_is_not_evicted),
         cmocka_unit_test(boundary_points_outlive_a_flood_of_routine_ones),
+        cmocka_unit_test(a_point_that_finds_no_room_pushes_out_no_other),
+        cmocka_unit_test(a_point_that_somebody_will_start_from_survives_its_maker),
         cmocka_unit_test(a_trifle_of_a_long_conversation_does_not_take_its_slot),
         cmocka_unit_test(the_slot_idle_for_longest_goes_and_the_sessions_own_before_it),
         cmocka_unit_test(common_prefix_is_found_at_every_place),
