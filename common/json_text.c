@@ -497,7 +497,7 @@ double ds4_jt_double(const struct ds4_jt_node *node)
 
 /* The members that count, whatever their order; mostly it is the same, so each is looked for where
  * the other object's walk stands before it is searched. */
-static bool same_members(const struct ds4_jt_node *a, const struct ds4_jt_node *b)
+static bool same_members(const struct ds4_jt_node *a, const struct ds4_jt_node *b, int64_t *work)
 {
     const struct ds4_jt_node *at = b->first;
     size_t n_a = 0, n_b = 0;
@@ -516,18 +516,19 @@ static bool same_members(const struct ds4_jt_node *a, const struct ds4_jt_node *
             other = at->counts;
             at = at->next;
         } else {
-            other = ds4_jt_find_str(b, m->key);
+            *work -= b->n_children;
+            other = *work < 0 ? NULL : ds4_jt_find_str(b, m->key);
         }
-        if (other == NULL || !ds4_jt_same(m->counts, other))
+        if (other == NULL || !ds4_jt_same_within(m->counts, other, work))
             return false;
     }
     return n_a == n_b;
 }
 
 /* Nesting is bounded by the reader. */
-bool ds4_jt_same(const struct ds4_jt_node *a, const struct ds4_jt_node *b)
+bool ds4_jt_same_within(const struct ds4_jt_node *a, const struct ds4_jt_node *b, int64_t *work)
 {
-    if (a->type != b->type)
+    if (a->type != b->type || --*work < 0)
         return false;
     switch (a->type) {
     case DS4_JT_NULL:
@@ -542,13 +543,20 @@ bool ds4_jt_same(const struct ds4_jt_node *a, const struct ds4_jt_node *b)
         if (a->n_children != b->n_children)
             return false;
         for (a = a->first, b = b->first; a != NULL; a = a->next, b = b->next)
-            if (!ds4_jt_same(a, b))
+            if (!ds4_jt_same_within(a, b, work))
                 return false;
         return true;
     case DS4_JT_OBJECT:
-        return same_members(a, b);
+        return same_members(a, b, work);
     }
     return false;
+}
+
+bool ds4_jt_same(const struct ds4_jt_node *a, const struct ds4_jt_node *b)
+{
+    int64_t work = INT64_MAX;
+
+    return ds4_jt_same_within(a, b, &work);
 }
 
 /* ---- printing ------------------------------------------------------------------------------ */

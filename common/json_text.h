@@ -66,6 +66,9 @@ const struct ds4_jt_node *ds4_jt_find_str(const struct ds4_jt_node *obj, struct 
 double ds4_jt_double(const struct ds4_jt_node *node);
 /* The same JSON value: members in any order, 1 is 1.0. */
 bool ds4_jt_same(const struct ds4_jt_node *a, const struct ds4_jt_node *b);
+/* The same for texts of strangers: members in another order are searched, which is quadratic.  Each value
+ * and each member walked takes one from *work; below 0 it stops and says no. */
+bool ds4_jt_same_within(const struct ds4_jt_node *a, const struct ds4_jt_node *b, int64_t *work);
 
 /* ---- printing as Python does --------------------------------------------------------------- */
 

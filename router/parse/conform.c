@@ -1,22 +1,24 @@
 /* Step 14, behind the parser: an answer against its JSON schema (see the header).
  *
  * One recursion over schema and value together; `quiet` while an alternative is only tried.  A schema
- * may refer to itself, and alternatives multiply: depth and the number of comparisons are bounded, and
- * past the bound the answer counts as not checkable. */
+ * may refer to itself, alternatives multiply, and members are found by walking: depth is bounded, and
+ * whatever walks pays for its length out of one purse, so that the loop stands still for a fraction of a
+ * second at most.  Once it is empty the answer counts as not checkable. */
 #include "router/parse/conform.h"
 
 #include <math.h>
 #include <stdio.h>
 
 #define DS4_CONFORM_DEPTH       128
-#define DS4_CONFORM_STEPS       4000000
+#define DS4_CONFORM_WORK        ((int64_t)1 << 26) /* members looked at, at some 5 ns each */
+#define DS4_STEP_WORK           16
 #define DS4_CONFORM_ARENA_BYTES ((size_t)1 << 30)
 #define DS4_PATH_BYTES          128
 
 struct check {
     const struct ds4_jt_node *root;
     struct ds4_err *err;
-    int64_t n_step;
+    int64_t left; /* of DS4_CONFORM_WORK */
     int32_t depth;
     int32_t quiet;
     bool gave_up;
@@ -48,9 +50,34 @@ static bool no(struct check *c, const char *what, struct ds4_str detail)
 
 static bool no_more(struct check *c)
 {
+    if (!c->gave_up)
+        (void)ds4_fail(c->err, DS4_E_TOO_LONG, "the schema is too much work to check");
     c->gave_up = true;
-    (void)ds4_fail(c->err, DS4_E_TOO_LONG, "the schema is too much work to check");
     return false;
+}
+
+static bool pay(struct check *c, size_t work)
+{
+    c->left -= (int64_t)work;
+    return c->left >= 0 || no_more(c);
+}
+
+/* NULL as well when there is no more to pay with. */
+static const struct ds4_jt_node *find_str(struct check *c, const struct ds4_jt_node *obj,
+                                          struct ds4_str key)
+{
+    return obj != NULL && pay(c, (size_t)obj->n_children) ? ds4_jt_find_str(obj, key) : NULL;
+}
+
+static const struct ds4_jt_node *find(struct check *c, const struct ds4_jt_node *obj,
+                                      const char *key)
+{
+    return find_str(c, obj, ds4_str_view(key));
+}
+
+static double number(struct check *c, const struct ds4_jt_node *node)
+{
+    return pay(c, node->raw.len) ? ds4_jt_double(node) : 0;
 }
 
 static bool is(const struct ds4_jt_node *node, enum ds4_jt_type type)
@@ -63,30 +90,36 @@ static bool is_bool(const struct ds4_jt_node *node)
     return is(node, DS4_JT_FALSE) || is(node, DS4_JT_TRUE);
 }
 
-static size_t n_characters(struct ds4_str s)
+static size_t n_characters(struct check *c, struct ds4_str s)
 {
     size_t n = 0;
 
+    if (!pay(c, s.len / 4))
+        return 0;
     for (size_t i = 0; i < s.len; i++)
         n += ((unsigned char)s.ptr[i] & 0xC0u) != 0x80u;
     return n;
 }
 
 /* Members that count, or elements. */
-static size_t n_values(const struct ds4_jt_node *node)
+static size_t n_values(struct check *c, const struct ds4_jt_node *node)
 {
     size_t n = 0;
 
+    if (!pay(c, (size_t)node->n_children))
+        return 0;
     for (const struct ds4_jt_node *m = node->first; m != NULL; m = m->next)
         n += node->type == DS4_JT_ARRAY || m->counts != NULL;
     return n;
 }
 
-/* The work is about the shorter text. */
+/* Texts are compared up to the shorter's end; members may stand in any order. */
 static bool equal(struct check *c, const struct ds4_jt_node *a, const struct ds4_jt_node *b)
 {
-    c->n_step += 1 + (int64_t)(a->raw.len < b->raw.len ? a->raw.len : b->raw.len) / 16;
-    return c->n_step > DS4_CONFORM_STEPS ? no_more(c) : ds4_jt_same(a, b);
+    bool same = pay(c, DS4_STEP_WORK + (a->raw.len < b->raw.len ? a->raw.len : b->raw.len)) &&
+                ds4_jt_same_within(a, b, &c->left);
+
+    return pay(c, 0) && same;
 }
 
 /* Steps into a member or an element and back. */
@@ -109,7 +142,7 @@ static bool accept_at(struct check *c, const struct ds4_jt_node *schema,
 
 /* ---- by type -------------------------------------------------------------------------------------- */
 
-static bool is_of_type(const struct ds4_jt_node *value, struct ds4_str type)
+static bool is_of_type(struct check *c, const struct ds4_jt_node *value, struct ds4_str type)
 {
     static const char *const names[] = {
         [DS4_JT_NULL] = "null",     [DS4_JT_FALSE] = "boolean", [DS4_JT_TRUE] = "boolean",
@@ -117,21 +150,26 @@ static bool is_of_type(const struct ds4_jt_node *value, struct ds4_str type)
         [DS4_JT_OBJECT] = "object",
     };
 
-    if (ds4_str_equal(type, DS4_STR("integer")))
-        return value->type == DS4_JT_NUMBER && isfinite(ds4_jt_double(value)) &&
-               ds4_jt_double(value) == floor(ds4_jt_double(value));
+    double n;
+
+    if (ds4_str_equal(type, DS4_STR("integer"))) {
+        n = is(value, DS4_JT_NUMBER) ? number(c, value) : NAN;
+        return isfinite(n) && n == floor(n);
+    }
     return ds4_str_equal(type, ds4_str_view(names[value->type]));
 }
 
 static bool check_type(struct check *c, const struct ds4_jt_node *type,
                        const struct ds4_jt_node *value)
 {
-    if (is(type, DS4_JT_STRING) && !is_of_type(value, type->str))
+    if (is(type, DS4_JT_STRING) && !is_of_type(c, value, type->str))
         return no(c, "must be of type ", type->str);
     if (!is(type, DS4_JT_ARRAY))
         return true;
+    if (!pay(c, (size_t)type->n_children))
+        return false;
     for (const struct ds4_jt_node *t = type->first; t != NULL; t = t->next)
-        if (t->type == DS4_JT_STRING && is_of_type(value, t->str))
+        if (t->type == DS4_JT_STRING && is_of_type(c, value, t->str))
             return true;
     return no(c, "must be of one of the types ", type->raw);
 }
@@ -139,8 +177,8 @@ static bool check_type(struct check *c, const struct ds4_jt_node *type,
 static bool check_values(struct check *c, const struct ds4_jt_node *schema,
                          const struct ds4_jt_node *value)
 {
-    const struct ds4_jt_node *list = ds4_jt_find(schema, "enum");
-    const struct ds4_jt_node *only = ds4_jt_find(schema, "const");
+    const struct ds4_jt_node *list = find(c, schema, "enum");
+    const struct ds4_jt_node *only = find(c, schema, "const");
     const struct ds4_jt_node *one;
 
     if (only != NULL && !equal(c, only, value))
@@ -157,12 +195,12 @@ static bool check_values(struct check *c, const struct ds4_jt_node *schema,
 static bool within(struct check *c, const struct ds4_jt_node *schema, const char *key, double value,
                    int sign, bool open)
 {
-    const struct ds4_jt_node *bound = ds4_jt_find(schema, key);
+    const struct ds4_jt_node *bound = find(c, schema, key);
     double over;
 
     if (!is(bound, DS4_JT_NUMBER))
         return true;
-    over = sign * (value - ds4_jt_double(bound));
+    over = sign * (value - number(c, bound));
     if (over < 0 || (!open && over == 0))
         return true;
     return no(c,
@@ -172,17 +210,18 @@ static bool within(struct check *c, const struct ds4_jt_node *schema, const char
 
 static bool check_number(struct check *c, const struct ds4_jt_node *schema, double value)
 {
-    const struct ds4_jt_node *step = ds4_jt_find(schema, "multipleOf");
-    double times;
+    const struct ds4_jt_node *step = find(c, schema, "multipleOf");
+    double times, of;
 
     if (!within(c, schema, "maximum", value, 1, false) ||
         !within(c, schema, "minimum", value, -1, false) ||
         !within(c, schema, "exclusiveMaximum", value, 1, true) ||
         !within(c, schema, "exclusiveMinimum", value, -1, true))
         return false;
-    if (!is(step, DS4_JT_NUMBER) || ds4_jt_double(step) <= 0)
+    of = is(step, DS4_JT_NUMBER) ? number(c, step) : 0;
+    if (of <= 0)
         return true;
-    times = value / ds4_jt_double(step);
+    times = value / of;
     /* 0.3 is a multiple of 0.1 to everybody but a double. */
     if (fabs(times - nearbyint(times)) <= 1e-9 * fmax(1.0, fabs(times)))
         return true;
@@ -192,12 +231,12 @@ static bool check_number(struct check *c, const struct ds4_jt_node *schema, doub
 static bool check_properties(struct check *c, const struct ds4_jt_node *schema,
                              const struct ds4_jt_node *value)
 {
-    const struct ds4_jt_node *properties = ds4_jt_find(schema, "properties");
-    const struct ds4_jt_node *more = ds4_jt_find(schema, "additionalProperties");
-    const struct ds4_jt_node *names = ds4_jt_find(schema, "propertyNames");
+    const struct ds4_jt_node *properties = find(c, schema, "properties");
+    const struct ds4_jt_node *more = find(c, schema, "additionalProperties");
+    const struct ds4_jt_node *names = find(c, schema, "propertyNames");
 
     for (const struct ds4_jt_node *m = value->first; m != NULL; m = m->next) {
-        const struct ds4_jt_node *known = ds4_jt_find_str(properties, m->key);
+        const struct ds4_jt_node *known = find_str(c, properties, m->key);
         struct ds4_jt_node name = {.type = DS4_JT_STRING, .str = m->key};
 
         if (m->counts == NULL)
@@ -216,24 +255,24 @@ static bool check_properties(struct check *c, const struct ds4_jt_node *schema,
 static bool check_object(struct check *c, const struct ds4_jt_node *schema,
                          const struct ds4_jt_node *value)
 {
-    const struct ds4_jt_node *required = ds4_jt_find(schema, "required");
+    const struct ds4_jt_node *required = find(c, schema, "required");
 
     if (is(required, DS4_JT_ARRAY))
         for (const struct ds4_jt_node *r = required->first; r != NULL; r = r->next)
-            if (r->type == DS4_JT_STRING && ds4_jt_find_str(value, r->str) == NULL)
+            if (r->type == DS4_JT_STRING && find_str(c, value, r->str) == NULL)
                 return no(c, "lacks the member ", r->str);
-    return within(c, schema, "maxProperties", (double)n_values(value), 1, false) &&
-           within(c, schema, "minProperties", (double)n_values(value), -1, false) &&
+    return within(c, schema, "maxProperties", (double)n_values(c, value), 1, false) &&
+           within(c, schema, "minProperties", (double)n_values(c, value), -1, false) &&
            check_properties(c, schema, value);
 }
 
 static bool check_array(struct check *c, const struct ds4_jt_node *schema,
                         const struct ds4_jt_node *value)
 {
-    const struct ds4_jt_node *items = ds4_jt_find(schema, "items");
-    const struct ds4_jt_node *prefix = ds4_jt_find(schema, "prefixItems");
+    const struct ds4_jt_node *items = find(c, schema, "items");
+    const struct ds4_jt_node *prefix = find(c, schema, "prefixItems");
     const struct ds4_jt_node *place;
-    bool unique = is(ds4_jt_find(schema, "uniqueItems"), DS4_JT_TRUE);
+    bool unique = is(find(c, schema, "uniqueItems"), DS4_JT_TRUE);
     size_t i = 0;
 
     if (prefix == NULL && is(items, DS4_JT_ARRAY)) { /* how older drafts wrote prefixItems */
@@ -241,8 +280,8 @@ static bool check_array(struct check *c, const struct ds4_jt_node *schema,
         items = NULL;
     }
     place = is(prefix, DS4_JT_ARRAY) ? prefix->first : NULL;
-    if (!within(c, schema, "maxItems", (double)n_values(value), 1, false) ||
-        !within(c, schema, "minItems", (double)n_values(value), -1, false))
+    if (!within(c, schema, "maxItems", (double)n_values(c, value), 1, false) ||
+        !within(c, schema, "minItems", (double)n_values(c, value), -1, false))
         return false;
     for (const struct ds4_jt_node *v = value->first; v != NULL; v = v->next, i++) {
         const struct ds4_jt_node *s = place != NULL ? place : items;
@@ -283,11 +322,11 @@ static size_t n_accepting(struct check *c, const struct ds4_jt_node *list,
 static bool check_combinations(struct check *c, const struct ds4_jt_node *schema,
                                const struct ds4_jt_node *value)
 {
-    const struct ds4_jt_node *all = ds4_jt_find(schema, "allOf");
-    const struct ds4_jt_node *any = ds4_jt_find(schema, "anyOf");
-    const struct ds4_jt_node *one = ds4_jt_find(schema, "oneOf");
-    const struct ds4_jt_node *none = ds4_jt_find(schema, "not");
-    const struct ds4_jt_node *when = ds4_jt_find(schema, "if");
+    const struct ds4_jt_node *all = find(c, schema, "allOf");
+    const struct ds4_jt_node *any = find(c, schema, "anyOf");
+    const struct ds4_jt_node *one = find(c, schema, "oneOf");
+    const struct ds4_jt_node *none = find(c, schema, "not");
+    const struct ds4_jt_node *when = find(c, schema, "if");
 
     if (is(all, DS4_JT_ARRAY))
         for (const struct ds4_jt_node *s = all->first; s != NULL; s = s->next)
@@ -300,8 +339,7 @@ static bool check_combinations(struct check *c, const struct ds4_jt_node *schema
     if (none != NULL && tries(c, none, value))
         return no(c, "fits what the schema excludes with not", DS4_STR(""));
     if (when != NULL) {
-        const struct ds4_jt_node *then =
-            ds4_jt_find(schema, tries(c, when, value) ? "then" : "else");
+        const struct ds4_jt_node *then = find(c, schema, tries(c, when, value) ? "then" : "else");
 
         return then == NULL || accept(c, then, value);
     }
@@ -309,11 +347,11 @@ static bool check_combinations(struct check *c, const struct ds4_jt_node *schema
 }
 
 /* The schema a "#/a/b" points to; NULL if there is none. */
-static const struct ds4_jt_node *resolve(const struct ds4_jt_node *root, struct ds4_str ref)
+static const struct ds4_jt_node *resolve(struct check *c, struct ds4_str ref)
 {
-    const struct ds4_jt_node *at = root;
+    const struct ds4_jt_node *at = c->root;
 
-    if (ref.len == 0 || ref.ptr[0] != '#')
+    if (ref.len == 0 || ref.ptr[0] != '#' || !pay(c, ref.len))
         return NULL;
     ref = ds4_str_skip(ref, 1);
     while (at != NULL && ref.len > 0) {
@@ -324,7 +362,7 @@ static const struct ds4_jt_node *resolve(const struct ds4_jt_node *root, struct 
         end = ds4_str_find(ref, DS4_STR("/"), 1);
         if (end == DS4_STR_NONE)
             end = ref.len;
-        at = ds4_jt_find_str(at, ds4_str_skip(ds4_str_head(ref, end), 1));
+        at = find_str(c, at, ds4_str_skip(ds4_str_head(ref, end), 1));
         ref = ds4_str_skip(ref, end);
     }
     return at;
@@ -335,13 +373,13 @@ static bool accept_own(struct check *c, const struct ds4_jt_node *schema,
 {
     size_t n;
 
-    if (!check_type(c, ds4_jt_find(schema, "type"), value) || !check_values(c, schema, value))
+    if (!check_type(c, find(c, schema, "type"), value) || !check_values(c, schema, value))
         return false;
     switch (value->type) {
     case DS4_JT_NUMBER:
-        return check_number(c, schema, ds4_jt_double(value));
+        return check_number(c, schema, number(c, value));
     case DS4_JT_STRING:
-        n = n_characters(value->str);
+        n = n_characters(c, value->str);
         return within(c, schema, "maxLength", (double)n, 1, false) &&
                within(c, schema, "minLength", (double)n, -1, false);
     case DS4_JT_OBJECT:
@@ -356,16 +394,16 @@ static bool accept_own(struct check *c, const struct ds4_jt_node *schema,
 static bool accept(struct check *c, const struct ds4_jt_node *schema,
                    const struct ds4_jt_node *value)
 {
-    const struct ds4_jt_node *ref = ds4_jt_find(schema, "$ref");
+    const struct ds4_jt_node *ref = find(c, schema, "$ref");
     bool good = true;
 
-    if (c->gave_up || c->depth >= DS4_CONFORM_DEPTH || ++c->n_step > DS4_CONFORM_STEPS)
+    if (c->gave_up || c->depth >= DS4_CONFORM_DEPTH || !pay(c, DS4_STEP_WORK))
         return no_more(c);
     if (is_bool(schema))
         return schema->type == DS4_JT_TRUE || no(c, "is not allowed", DS4_STR(""));
     c->depth++;
     if (is(ref, DS4_JT_STRING)) {
-        const struct ds4_jt_node *target = resolve(c->root, ref->str);
+        const struct ds4_jt_node *target = resolve(c, ref->str);
 
         good = target != NULL ? accept(c, target, value) : no(c, "has no schema at ", ref->str);
     }
@@ -388,23 +426,27 @@ static bool holds_values(struct ds4_str key)
            ds4_str_equal(key, DS4_STR("default")) || ds4_str_equal(key, DS4_STR("examples"));
 }
 
-static int check_keyword(const struct ds4_jt_node *root, const struct ds4_jt_node *member,
-                         struct ds4_err *err)
+static int check_keyword(struct check *c, const struct ds4_jt_node *member)
 {
+    bool found;
+
     for (size_t i = 0; i < sizeof(unchecked) / sizeof(unchecked[0]); i++)
         if (ds4_str_equal(member->key, ds4_str_view(unchecked[i])))
-            return ds4_fail(err, DS4_E_INVALID, "the schema uses %s, which is not supported",
+            return ds4_fail(c->err, DS4_E_INVALID, "the schema uses %s, which is not supported",
                             unchecked[i]);
-    if (ds4_str_equal(member->key, DS4_STR("$ref")) &&
-        (member->type != DS4_JT_STRING || resolve(root, member->str) == NULL))
-        return ds4_fail(err, DS4_E_INVALID, "the schema's $ref %.*s points to nothing in it",
-                        DS4_STR_ARG(member->raw));
-    return 0;
+    if (!ds4_str_equal(member->key, DS4_STR("$ref")))
+        return 0;
+    found = member->type == DS4_JT_STRING && resolve(c, member->str) != NULL;
+    if (!found && !c->gave_up)
+        (void)ds4_fail(c->err, DS4_E_INVALID, "the schema's $ref %.*s points to nothing in it",
+                       DS4_STR_ARG(member->raw));
+    return found ? 0 : -1;
 }
 
 /* A walk in the order of the text.  `names` of properties are no keywords, values of enum no schemas. */
 int ds4_conform_check_schema(const struct ds4_jt_node *schema, struct ds4_err *err)
 {
+    struct check c = {.root = schema, .err = err, .left = DS4_CONFORM_WORK};
     const struct ds4_jt_node *at = schema;
 
     while (at != NULL) {
@@ -412,7 +454,7 @@ int ds4_conform_check_schema(const struct ds4_jt_node *schema, struct ds4_err *e
         bool names =
             up != NULL && up != schema && up->type == DS4_JT_OBJECT && has_schemas_only(up->key);
 
-        if (at != schema && up->type == DS4_JT_OBJECT && !names && check_keyword(schema, at, err))
+        if (at != schema && up->type == DS4_JT_OBJECT && !names && check_keyword(&c, at))
             return -1;
         if (at->first != NULL && (at == schema || names || !holds_values(at->key))) {
             at = at->first;
@@ -427,7 +469,7 @@ int ds4_conform_check_schema(const struct ds4_jt_node *schema, struct ds4_err *e
 
 int ds4_conform(struct ds4_str schema, struct ds4_str text, struct ds4_err *err)
 {
-    struct check c = {.err = err};
+    struct check c = {.err = err, .left = DS4_CONFORM_WORK};
     const struct ds4_jt_node *value;
     struct ds4_arena arena;
     struct ds4_err why = {0};

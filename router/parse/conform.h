@@ -12,7 +12,8 @@
 #include "common/json_text.h"
 #include "common/str.h"
 
-/* 0, or -1 with DS4_E_INVALID naming the keyword that cannot be checked ("pattern", "$ref" elsewhere). */
+/* 0, or -1 with DS4_E_INVALID naming the keyword that cannot be checked ("pattern", "$ref" elsewhere), or
+ * DS4_E_TOO_LONG for more references into larger objects than are followed. */
 int ds4_conform_check_schema(const struct ds4_jt_node *schema, struct ds4_err *err) DS4_MUST_CHECK;
 
 /* 0 if `text` is one JSON value that `schema`, JSON text as well, accepts; an empty schema accepts every

@@ -1,6 +1,8 @@
 /* Answers against JSON schemas: cases from the keywords' definitions in JSON Schema 2020-12. */
 #include "router/parse/conform.h"
 
+#include "common/buf.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -147,6 +149,78 @@ static void endless_schemas_are_given_up(void **state)
     assert_int_equal(ds4_conform(DS4_STR("{\"uniqueItems\":true}"), ds4_str_view(list), &err), 0);
 }
 
+/* Text around n pieces with commas between; % in a piece is its number, ~ that from the end.  The
+ * caller frees it. */
+static struct ds4_str repeated(const char *before, const char *piece, int n, const char *after)
+{
+    struct ds4_buf out;
+    struct ds4_str text;
+
+    ds4_buf_init(&out, (size_t)1 << 24);
+    (void)ds4_buf_append_text(&out, before);
+    for (int i = 0; i < n; i++) {
+        (void)ds4_buf_append_text(&out, i == 0 ? "" : ",");
+        for (const char *p = piece; *p != '\0'; p++)
+            if (*p == '%' || *p == '~')
+                (void)ds4_buf_appendf(&out, "%d", *p == '%' ? i : n - 1 - i);
+            else
+                (void)ds4_buf_append_byte(&out, (unsigned char)*p);
+    }
+    (void)ds4_buf_append_text(&out, after);
+    assert_int_equal(ds4_buf_check(&out, "text", NULL), 0);
+    text.ptr = ds4_buf_take(&out, &text.len);
+    return text;
+}
+
+/* Each took seconds on the loop that serves everybody, and grew with the square of its size. */
+static void large_schemas_do_not_hold_up_the_router(void **state)
+{
+    struct {
+        struct ds4_str schema, answer;
+    } rows[] = {
+        {repeated("{\"properties\":{", "\"k%\":{}", 40000, "}}"),
+         repeated("{", "\"x%\":1", 10000, "}")},
+        {repeated("{\"required\":[", "\"x9999\"", 40000, "]}"),
+         repeated("{", "\"x%\":1", 10000, "}")},
+        {repeated("{\"anyOf\":[", "{\"minProperties\":1}", 40000, "]}"),
+         repeated("{", "\"x%\":1", 10000, "}")},
+        {repeated("{\"enum\":[{", "\"k%\":0", 10000, "}]}"), repeated("{", "\"k~\":0", 10000, "}")},
+        {repeated("{\"anyOf\":[", "{\"minLength\":2}", 1000, "]}"),
+         repeated("\"", "abcdefgh", 100000, "\"")},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct ds4_err err = {0};
+
+        assert_int_equal(ds4_conform(rows[i].schema, rows[i].answer, &err), -1);
+        if (err.code != DS4_E_TOO_LONG)
+            fail_msg("row %zu: %s", i, err.msg);
+        free((char *)rows[i].schema.ptr);
+        free((char *)rows[i].answer.ptr);
+    }
+}
+
+/* The same before the request is taken: every reference is looked up. */
+static void many_references_do_not_hold_up_the_router(void **state)
+{
+    struct ds4_str defs = repeated("{\"$defs\":{", "\"k%\":{}", 20000, "},\"anyOf\":[");
+    struct ds4_str text = repeated(defs.ptr, "{\"$ref\":\"#/$defs/k~\"}", 20000, "]}");
+    struct ds4_err err = {0};
+    struct ds4_arena arena;
+    const struct ds4_jt_node *root;
+
+    (void)state;
+    ds4_arena_init(&arena, (size_t)1 << 28);
+    root = ds4_jt_parse(text, DS4_JT_MAX_DEPTH, &arena, &err);
+    assert_non_null(root);
+    assert_int_equal(ds4_conform_check_schema(root, &err), -1);
+    assert_int_equal(err.code, DS4_E_TOO_LONG);
+    ds4_arena_deinit(&arena);
+    free((char *)defs.ptr);
+    free((char *)text.ptr);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -154,6 +228,8 @@ int main(void)
         cmocka_unit_test(errors_name_the_place),
         cmocka_unit_test(what_cannot_be_checked_is_refused_beforehand),
         cmocka_unit_test(endless_schemas_are_given_up),
+        cmocka_unit_test(large_schemas_do_not_hold_up_the_router),
+        cmocka_unit_test(many_references_do_not_hold_up_the_router),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
