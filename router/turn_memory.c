@@ -6,6 +6,8 @@
  * The table is small and full of strangers' lengths: a hash and the length are compared before bytes. */
 #include "router/turn_memory.h"
 
+#include "common/vec.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -126,25 +128,40 @@ void ds4_turn_memory_put(struct ds4_turn_memory *m, struct ds4_str text, const i
     m->bytes += cost(&next);
 }
 
+/* A walk over a prompt.  Places only rise, so what lies behind is never looked at again: a prompt may
+ * have a hundred thousand turns. */
+struct walk {
+    const struct ds4_prompt *prompt;
+    size_t literal, exact; /* the first of each that does not end before the place */
+};
+
 /* The next end of an assistant's header at or after `from` that is ours, and not a client's text that
  * looks like one; DS4_STR_NONE if there is none. */
-static size_t next_literal(const struct ds4_prompt *prompt, enum ds4_special which, size_t from,
-                           bool behind)
+static size_t next_literal(struct walk *walk, enum ds4_special which, size_t from, bool behind)
 {
+    const struct ds4_prompt *prompt = walk->prompt;
     struct ds4_str want = ds4_special_text(which), text = ds4_prompt_view(prompt);
 
-    for (size_t i = 0; i < prompt->literals.len; i++) {
+    while (walk->literal < prompt->literals.len && prompt->literals.ptr[walk->literal].end <= from)
+        walk->literal++;
+    for (size_t i = walk->literal; i < prompt->literals.len; i++) {
         struct ds4_bpe_span span = prompt->literals.ptr[i];
-        size_t at;
-
-        if (span.end <= from)
-            continue;
-        at =
+        size_t at =
             ds4_str_find(ds4_str_head(text, span.end), want, span.start > from ? span.start : from);
+
         if (at != DS4_STR_NONE)
             return behind ? at + want.len : at;
     }
     return DS4_STR_NONE;
+}
+
+static bool is_exact(struct walk *walk, size_t at)
+{
+    const struct ds4_prompt *prompt = walk->prompt;
+
+    while (walk->exact < prompt->exact.len && prompt->exact.ptr[walk->exact].end <= at)
+        walk->exact++;
+    return walk->exact < prompt->exact.len && prompt->exact.ptr[walk->exact].start <= at;
 }
 
 /* Behind the think tag that the prompt ended with when the model began to speak. */
@@ -163,27 +180,36 @@ int32_t ds4_turn_memory_restore(struct ds4_turn_memory *m, struct ds4_prompt *pr
                                 struct ds4_err *err)
 {
     struct ds4_str text = ds4_prompt_view(prompt);
-    int32_t n = 0;
+    DS4_VEC(struct ds4_prompt_exact) found = {0};
+    struct walk walk = {.prompt = prompt};
+    int32_t n = -1;
     size_t at = 0;
 
     if (m->n_turn == 0)
         return 0;
-    while ((at = next_literal(prompt, DS4_SPECIAL_ASSISTANT, at, true)) != DS4_STR_NONE) {
-        size_t end = next_literal(prompt, DS4_SPECIAL_EOS, at, false);
+    while ((at = next_literal(&walk, DS4_SPECIAL_ASSISTANT, at, true)) != DS4_STR_NONE) {
+        size_t end = next_literal(&walk, DS4_SPECIAL_EOS, at, false);
         struct turn *turn;
 
         at = skip_tag(prompt, at);
         if (end == DS4_STR_NONE)
             break; /* the turn that is to be said */
         turn = end <= at ? NULL : find(m, ds4_str_head(ds4_str_skip(text, at), end - at));
-        if (turn != NULL && !ds4_prompt_is_exact(prompt, at)) {
-            if (ds4_prompt_set_exact(prompt, at, end, turn->id, turn->n_id, err) != 0)
-                return -1;
+        if (turn != NULL && !is_exact(&walk, at)) {
+            const struct ds4_prompt_exact exact = {at, end, turn->id, turn->n_id};
+
+            if (DS4_VEC_PUSH(&found, exact) != 0) {
+                ds4_fail(err, DS4_E_NOMEM, "no memory for turns of the prompt");
+                goto out;
+            }
             turn->used = ++m->clock;
-            n++;
         }
         at = end > at ? end : at;
     }
+    if (ds4_prompt_add_exact(prompt, found.ptr, found.len, err) == 0)
+        n = (int32_t)found.len;
+out:
+    DS4_VEC_DEINIT(&found);
     return n;
 }
 

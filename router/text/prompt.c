@@ -47,60 +47,50 @@ void ds4_prompt_exact(struct ds4_prompt *prompt, struct ds4_str text, const int3
         prompt->failed = true;
 }
 
-bool ds4_prompt_is_exact(const struct ds4_prompt *prompt, size_t start)
+/* Literals end where a stretch begins and go on where it ends.  In place, from a copy further up: a
+ * stretch makes at most one span two, and there is room for that. */
+static void cut_literals(struct ds4_prompt *prompt, const struct ds4_prompt_exact *add, size_t n)
 {
-    for (size_t e = 0; e < prompt->exact.len; e++)
-        if (prompt->exact.ptr[e].start <= start && start < prompt->exact.ptr[e].end)
-            return true;
-    return false;
-}
+    struct ds4_bpe_span *span = prompt->literals.ptr;
+    size_t n_span = prompt->literals.len, at = 0;
 
-/* Literals end where [start, end) begins and go on where it ends. */
-static int cut_literals(struct ds4_prompt *prompt, size_t start, size_t end)
-{
-    size_t n = 0;
+    prompt->literals.len = 0;
+    if (n_span == 0)
+        return;
+    memmove(span + n, span, n_span * sizeof(*span));
+    for (size_t i = 0; i < n_span; i++) {
+        struct ds4_bpe_span rest = span[n + i];
 
-    /* One span can become two: the room for it first. */
-    if (DS4_VEC_RESERVE(&prompt->literals, prompt->literals.len + 1) != 0)
-        return -1;
-    for (size_t i = 0; i < prompt->literals.len; i++) {
-        struct ds4_bpe_span span = prompt->literals.ptr[i];
-
-        if (span.end <= start || span.start >= end) {
-            prompt->literals.ptr[n++] = span;
-            continue;
+        while (at < n && add[at].end <= rest.start)
+            at++;
+        for (size_t k = at; k < n && add[k].start < rest.end; k++) {
+            if (add[k].start > rest.start)
+                span[prompt->literals.len++] = (struct ds4_bpe_span){rest.start, add[k].start};
+            rest.start = add[k].end;
         }
-        if (span.start < start && span.end > end) {
-            memmove(&prompt->literals.ptr[i + 2], &prompt->literals.ptr[i + 1],
-                    (prompt->literals.len - i - 1) * sizeof(span));
-            prompt->literals.ptr[i] = (struct ds4_bpe_span){span.start, start};
-            prompt->literals.ptr[i + 1] = (struct ds4_bpe_span){end, span.end};
-            prompt->literals.len++;
-            return 0;
-        }
-        if (span.start < start)
-            prompt->literals.ptr[n++] = (struct ds4_bpe_span){span.start, start};
-        else if (span.end > end)
-            prompt->literals.ptr[n++] = (struct ds4_bpe_span){end, span.end};
+        if (rest.start < rest.end)
+            span[prompt->literals.len++] = rest;
     }
-    prompt->literals.len = n;
-    return 0;
 }
 
-int ds4_prompt_set_exact(struct ds4_prompt *prompt, size_t start, size_t end, const int32_t *id,
-                         int32_t n_id, struct ds4_err *err)
+int ds4_prompt_add_exact(struct ds4_prompt *prompt, const struct ds4_prompt_exact *add, size_t n,
+                         struct ds4_err *err)
 {
-    size_t at = 0;
+    size_t old = prompt->exact.len, to = old + n;
 
-    if (DS4_VEC_RESERVE(&prompt->exact, prompt->exact.len + 1) != 0 ||
-        cut_literals(prompt, start, end) != 0)
+    if (n == 0)
+        return 0;
+    if (DS4_VEC_RESERVE(&prompt->exact, to) != 0 ||
+        DS4_VEC_RESERVE(&prompt->literals, prompt->literals.len + n) != 0)
         return ds4_fail(err, DS4_E_NOMEM, "no memory for the parts of the prompt");
-    while (at < prompt->exact.len && prompt->exact.ptr[at].start < start)
-        at++;
-    memmove(&prompt->exact.ptr[at + 1], &prompt->exact.ptr[at],
-            (prompt->exact.len - at) * sizeof(*prompt->exact.ptr));
-    prompt->exact.ptr[at] = (struct ds4_prompt_exact){start, end, id, n_id};
-    prompt->exact.len++;
+    cut_literals(prompt, add, n);
+    prompt->exact.len = to;
+    while (n > 0) { /* both rise: the last goes last */
+        if (old > 0 && prompt->exact.ptr[old - 1].start > add[n - 1].start)
+            prompt->exact.ptr[--to] = prompt->exact.ptr[--old];
+        else
+            prompt->exact.ptr[--to] = add[--n];
+    }
     return 0;
 }
 

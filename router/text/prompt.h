@@ -43,12 +43,10 @@ void ds4_prompt_content(struct ds4_prompt *prompt, struct ds4_str text);
  * across the borders. */
 void ds4_prompt_exact(struct ds4_prompt *prompt, struct ds4_str text, const int32_t *id,
                       int32_t n_id);
-/* The same for text [start, end) that is there already.  Same condition on its borders; it must not
- * overlap another stretch. */
-int ds4_prompt_set_exact(struct ds4_prompt *prompt, size_t start, size_t end, const int32_t *id,
-                         int32_t n_id, struct ds4_err *err) DS4_MUST_CHECK;
-/* Does a stretch lie at or around `start`? */
-bool ds4_prompt_is_exact(const struct ds4_prompt *prompt, size_t start);
+/* The same for text that is there already: n stretches, rising.  Same condition on their borders; none
+ * may overlap another. */
+int ds4_prompt_add_exact(struct ds4_prompt *prompt, const struct ds4_prompt_exact *add, size_t n,
+                         struct ds4_err *err) DS4_MUST_CHECK;
 /* A JSON value printed as Python does, as content. */
 void ds4_prompt_json(struct ds4_prompt *prompt, const struct ds4_jt_node *node);
 int ds4_prompt_check(const struct ds4_prompt *prompt, struct ds4_err *err) DS4_MUST_CHECK;

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -121,11 +122,57 @@ static void it_is_bounded_and_the_newest_tokens_of_a_text_count(void **state)
     ds4_turn_memory_free(m);
 }
 
+/* Each turn was looked for from the first one on: a prompt of 100,000 held the router for minutes. */
+static void a_prompt_of_very_many_turns_takes_no_time(void **state)
+{
+    enum { TURNS = 100000, LIMIT_S = 60 };
+    struct ds4_turn_memory *m = ds4_turn_memory_new(NULL);
+    struct ds4_prompt prompt;
+    size_t exact = 0, before = 0;
+
+    (void)state;
+    assert_non_null(m);
+    ds4_turn_memory_put(m, DS4_STR("eee"), ids, 3);
+    ds4_turn_memory_put(m, DS4_STR("why</think>so"), ids, 3);
+    ds4_prompt_init(&prompt, PROMPT_BYTES << 5);
+    for (int i = 0; i < TURNS; i++) {
+        ds4_prompt_literal(&prompt, ds4_special_text(DS4_SPECIAL_USER));
+        ds4_prompt_content(&prompt, DS4_STR("a"));
+        if (i % 3 > 0) {
+            add_turn(&prompt, DS4_SPECIAL_THINK_CLOSE, i % 3 == 1 ? "eee" : "e", false);
+            continue;
+        }
+        ds4_prompt_literal(&prompt, ds4_special_text(DS4_SPECIAL_ASSISTANT));
+        ds4_prompt_literal(&prompt, ds4_special_text(DS4_SPECIAL_THINK_OPEN));
+        ds4_prompt_content(&prompt, DS4_STR("why"));
+        ds4_prompt_literal(&prompt, ds4_special_text(DS4_SPECIAL_THINK_CLOSE));
+        ds4_prompt_content(&prompt, DS4_STR("so"));
+        ds4_prompt_literal(&prompt, ds4_special_text(DS4_SPECIAL_EOS));
+    }
+    alarm(LIMIT_S);
+    assert_int_equal(ds4_turn_memory_restore(m, &prompt, NULL), (2 * TURNS + 2) / 3);
+    assert_int_equal(ds4_turn_memory_restore(m, &prompt, NULL), 0);
+    alarm(0);
+    assert_int_equal(prompt.exact.len, (2 * TURNS + 2) / 3);
+    for (size_t i = 0; i < prompt.literals.len; i++) {
+        struct ds4_bpe_span span = prompt.literals.ptr[i];
+
+        assert_true(span.start < span.end && (i == 0 || span.start > before));
+        while (exact < prompt.exact.len && prompt.exact.ptr[exact].end <= span.start)
+            exact++;
+        assert_true(exact == prompt.exact.len || prompt.exact.ptr[exact].start >= span.end);
+        before = span.end;
+    }
+    ds4_prompt_deinit(&prompt);
+    ds4_turn_memory_free(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_turn_gets_its_sampled_tokens_where_it_was_said),
         cmocka_unit_test(a_turn_with_a_tag_of_its_own_is_one_stretch),
+        cmocka_unit_test(a_prompt_of_very_many_turns_takes_no_time),
         cmocka_unit_test(it_is_bounded_and_the_newest_tokens_of_a_text_count),
     };
 
