@@ -30,7 +30,7 @@
     ROW_AT(section, #option, option, fallback, 0, 0, choices, "", doc, false)
 #define TXT(section, option, fallback, doc)                                                        \
     ROW_AT(section, #option, option, fallback, 0, 0, NULL, "", doc, false)
-/* The same for what a reload applies: read anew at every use, or handed on by router/reload.c. */
+/* The same for what a reload applies: read anew at every use, or handed on by router/app.c. */
 #define NUM_LIVE(section, option, fallback, min, max, unit, doc)                                   \
     ROW_AT(section, #option, option, fallback, min, max, NULL, unit, doc, true)
 #define ONE_LIVE(section, option, fallback, choices, doc)                                          \

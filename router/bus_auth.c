@@ -34,7 +34,7 @@ struct ds4_bus_auth {
 };
 
 struct frame {
-    size_t n; /* MAX_FRAME_BYTES + 1: longer than any of ours */
+    size_t n; /* as sent; above MAX_FRAME_BYTES it is cut, and none of ours */
     uint8_t byte[MAX_FRAME_BYTES];
 };
 

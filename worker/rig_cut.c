@@ -216,7 +216,6 @@ static size_t pipe_bytes(const struct ds4_cut *c, const struct ds4_plan_request 
     return c->pipe == NULL ? 0 : c->pipe->area_bytes(&pipe);
 }
 
-/* One stage: what ds4_stage_new would decide on a card with so much memory. */
 size_t ds4_cut_expert_bytes(const struct ds4_cut *c, int32_t first, int32_t end)
 {
     return c->expert_read[end] - c->expert_read[first];
@@ -254,6 +253,7 @@ static void fill_request(const struct ds4_cut *c, const struct ds4_model_part *p
     rq->scratch_arg = c;
 }
 
+/* One stage: what ds4_stage_new would decide on a card with so much memory. */
 int ds4_cut_plan(const struct ds4_cut *c, const struct ds4_model_part *part, size_t total_bytes,
                  size_t free_bytes, struct ds4_plan *plan, struct ds4_weights_size *size,
                  struct ds4_err *err)

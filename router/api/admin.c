@@ -45,14 +45,19 @@ static bool is_same_origin(const struct ds4_exchange *x)
            ds4_str_equal(ds4_str_skip(origin, 7), ds4_exchange_authority(x));
 }
 
+/* A proxy on this machine is a local client, and nobody can tell one that adds nothing: INSTALL.md says
+ * what it must not pass on. */
 static const char *objection(const struct ds4_exchange *x)
 {
+    static const char *const proxied[] = {"x-forwarded-for",   "x-forwarded-host",
+                                          "x-forwarded-proto", "x-real-ip",
+                                          "forwarded",         "via"};
+
     if (!ds4_exchange_is_local(x))
         return "this path answers only on the machine the router runs on";
-    if (ds4_exchange_header(x, "x-forwarded-for").ptr != NULL ||
-        ds4_exchange_header(x, "forwarded").ptr != NULL ||
-        ds4_exchange_header(x, "via").ptr != NULL)
-        return "this path is not offered through a proxy";
+    for (size_t i = 0; i < sizeof(proxied) / sizeof(proxied[0]); i++)
+        if (ds4_exchange_header(x, proxied[i]).ptr != NULL)
+            return "this path is not offered through a proxy";
     if (!is_loopback_name(ds4_exchange_authority(x)) || !is_same_origin(x))
         return "this path is not offered to other web pages";
     return NULL;

@@ -417,7 +417,7 @@ async function answerNow() {
       if (chunk.error) failed = chunk.error.message;
       usage = chunk.usage || usage;
       for (const choice of chunk.choices || []) takeDelta(message, choice.delta);
-      if (first == null && (message.content || message.reasoning_content)) first = performance.now();
+      if (first == null && (message.content || message.reasoning_content || message.tool_calls.length)) first = performance.now();
       if (performance.now() - drawn > 30) { drawn = performance.now(); redraw(view, message); }
     });
     if (failed) throw new Error(failed);
@@ -427,7 +427,7 @@ async function answerNow() {
   redraw(view, message);
   view.think.classList.remove("busy");
   if (answer && answer.ok)
-    view.under.replaceChildren(...summary(answer, usage, first == null ? null : first - begin, performance.now() - first));
+    view.under.replaceChildren(...summary(answer, usage, first == null ? null : first - begin, first == null ? 0 : performance.now() - first));
   finish(view, message);
   setBusy(false);
 }

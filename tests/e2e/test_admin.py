@@ -135,7 +135,8 @@ class Admin(unittest.TestCase):
         for headers in ({"origin": "http://evil.example"}, {"origin": "null"},
                         {"host": "evil.example", "origin": "http://evil.example"},
                         {"host": "rig.lan:%d" % port}, {"x-forwarded-for": "192.0.2.1"},
-                        {"via": "1.1 proxy"}, {"forwarded": "for=192.0.2.1"},
+                        {"via": "1.1 proxy"}, {"forwarded": "for=192.0.2.1"}, {"x-real-ip": "192.0.2.1"},
+                        {"x-forwarded-host": "rig.lan"}, {"x-forwarded-proto": "https"},
                         {"origin": "https://127.0.0.1:%d" % port}):
             status, answer = self.admin("drain", headers)
             self.assertEqual((status, answer["error"]["code"]), (403, "permission_denied"), headers)

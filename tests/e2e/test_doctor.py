@@ -238,6 +238,16 @@ class Cpu(Doctor):
         self.settings["cluster"] = {"partition": [7, 7]}
         self.assertFinds("plan", "fail", "stage 0")
 
+    def test_stages_that_only_the_cards_tell_are_all_looked_at(self):
+        self.settings["cluster"] = {}
+        self.settings["gpu"] = {"cards": ["8", "8", "10"]}
+        _, found = self.examine("plan")
+        self.assertEqual([f["verdict"] for f in found["plan"]], ["ok"] * 3)
+
+    def test_a_relative_folder_of_the_disk_tier_does_not_hang_it(self):
+        self.settings["kv"] = {"disk_mb": 1, "disk_dir": "no-such-folder/kv"}
+        self.assertFinds("disk", "ok", "1 MiB wanted")
+
     def test_a_port_that_another_program_has(self):
         with socket.create_server(("127.0.0.1", self.settings["http"]["port"])) as other:
             other.settimeout(5)
@@ -275,6 +285,15 @@ class Cpu(Doctor):
         self.options = ["--root", self.folder]
         self.write("proc/modules", "nouveau 2334720 0 - Live 0x0000000000000000\n")
         self.assertFinds("kernel", "fail", "nouveau")
+        _, found = self.examine("kernel")
+        self.assertEqual([f["verdict"] for f in found["kernel"]], ["fail"], "said to be well in the same breath")
+
+    def test_a_unit_that_raises_no_limit_is_not_said_to(self):
+        self.options = ["--root", self.folder]
+        self.write("etc/systemd/system/ds4-worker@.service", "[Service]\nLimitMEMLOCK=infinity\n")
+        with mock.patch.object(doctor.resource, "getrlimit", return_value=(1024, 1024)):
+            self.assertFinds("limits", "ok", "locked memory: 1024 in this shell, raised by the unit")
+            self.assertFinds("limits", "warn", "open files: 1024")
 
 
 class Rig(Doctor):
