@@ -279,7 +279,7 @@ static bool check_array(struct check *c, const struct ds4_jt_node *schema,
         prefix = items;
         items = NULL;
     }
-    place = is(prefix, DS4_JT_ARRAY) ? prefix->first : NULL;
+    place = prefix != NULL && prefix->type == DS4_JT_ARRAY ? prefix->first : NULL;
     if (!within(c, schema, "maxItems", (double)n_values(c, value), 1, false) ||
         !within(c, schema, "minItems", (double)n_values(c, value), -1, false))
         return false;
@@ -454,15 +454,16 @@ int ds4_conform_check_schema(const struct ds4_jt_node *schema, struct ds4_err *e
         bool names =
             up != NULL && up != schema && up->type == DS4_JT_OBJECT && has_schemas_only(up->key);
 
-        if (at != schema && up->type == DS4_JT_OBJECT && !names && check_keyword(&c, at))
+        if (at != schema && up != NULL && up->type == DS4_JT_OBJECT && !names &&
+            check_keyword(&c, at))
             return -1;
         if (at->first != NULL && (at == schema || names || !holds_values(at->key))) {
             at = at->first;
             continue;
         }
-        while (at != schema && at->next == NULL)
+        while (at != NULL && at != schema && at->next == NULL)
             at = at->parent;
-        at = at == schema ? NULL : at->next;
+        at = at == NULL || at == schema ? NULL : at->next;
     }
     return 0;
 }

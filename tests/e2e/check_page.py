@@ -5,6 +5,7 @@ Not part of `make check`: the browser is 300 MB.  `make check-page` installs it 
 With PICTURES=folder in the environment the screens are left there, to be looked at.
 """
 
+import json
 import os
 import sys
 import tempfile
@@ -98,6 +99,19 @@ class Page(unittest.TestCase):
         page.wait("[...document.querySelectorAll('.under')].pop().textContent")
         self.assertEqual(page.eval("document.querySelectorAll('.result').length"), 2)
         self.assertEqual(page.eval("document.querySelectorAll('.fault').length"), 0)
+        self.finish(page)
+
+    def test_an_answer_of_calls_alone_has_the_rate_of_its_own_time(self):
+        chunks = [{"choices": [{"delta": {"tool_calls": [{"index": 0, "id": "c", "function": {
+            "name": "f", "arguments": "{}"}}]}}]}, {"choices": [], "usage": {"completion_tokens": 9}}]
+        page = self.open(PHONE)
+        page.eval("{const real = window.fetch; window.fetch = (where, how) => where.includes('/chat/') ?"
+                  " Promise.resolve(new Response(%s)) : real(where, how)}" %
+                  json.dumps("".join("data: %s\n\n" % json.dumps(chunk) for chunk in chunks)))
+        page.click("#tab-chat")
+        self.ask(page, "Call f.")
+        page.wait("document.querySelectorAll('.call').length", lambda n: n == 1)
+        self.assertRegex(page.eval(text(".under")), r"^9 tokens.*first after 0\.\d\d s")
         self.finish(page)
 
     def test_a_dead_stage_is_red_within_three_seconds_and_green_again(self):
