@@ -380,7 +380,7 @@ struct ds4_kv_read {
     uint64_t job;
     uint64_t staging; /* new, not 0 */
     uint8_t key[DS4_ID_BYTES];
-    uint8_t commit[DS4_ID_BYTES];
+    uint8_t commit[DS4_ID_BYTES]; /* not compared: an equal tail may be of another commit */
     enum ds4_kv_part_kind kind;
     int32_t begin;
     int32_t end;
@@ -408,7 +408,7 @@ struct ds4_kv_unlink {
     X(DS4_KV_BAD_FINGERPRINT, "fingerprint")                                                       \
     X(DS4_KV_BAD_SIZE, "size")                                                                     \
     X(DS4_KV_BAD_CRC, "crc")                                                                       \
-    X(DS4_KV_BAD_TOKENS, "tokens")         /* key, commit or token range is another one */         \
+    X(DS4_KV_BAD_TOKENS, "tokens")         /* key or token range is another one */                 \
     X(DS4_KV_MISSING_PART, "missing_part") /* no file, or layers that no file has */               \
     X(DS4_KV_IO, "io")                                                                             \
     X(DS4_KV_NO_SPACE, "no_space") /* refused before or while writing */                           \

@@ -322,6 +322,11 @@ static int open_server(struct ds4_app *app, struct ds4_err *err)
 
     if (open_stores(app, err) != 0)
         return -1;
+    if (c->kv.disk_mb > 0)
+        ds4_log(
+            DS4_LOG_WARN, "kv.disk",
+            "message=\"kv.disk_mb is set, but nothing is kept on disk: the workers can, and this "
+            "router does not ask them to\"");
     app->api.loop = &app->loop;
     app->api.config = c;
     app->api.shape = &app->shape;

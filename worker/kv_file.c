@@ -323,7 +323,7 @@ static int write_tmp(struct ds4_kv_files *files, const struct ds4_kv_job *job,
 static bool exists(struct ds4_kv_files *files, const struct ds4_kv_job *job, const char *path,
                    struct ds4_kv_done *done)
 {
-    struct ds4_kv_part want = job->part, part;
+    struct ds4_kv_part part;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     size_t header;
     struct stat st;
@@ -331,10 +331,9 @@ static bool exists(struct ds4_kv_files *files, const struct ds4_kv_job *job, con
 
     if (fd < 0)
         return false;
-    memset(want.commit, 0, sizeof(want.commit)); /* same key, same content, whoever wrote it */
     rc = fstat(fd, &st) != 0
              ? -1
-             : read_header(files, fd, (uint64_t)st.st_size, &want, &part, &header, done);
+             : read_header(files, fd, (uint64_t)st.st_size, &job->part, &part, &header, done);
     close(fd);
     if (rc != 0) {
         quarantine(path);

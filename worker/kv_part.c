@@ -231,8 +231,6 @@ int ds4_kv_part_read(const uint8_t *bytes, size_t n, uint64_t file_bytes, int32_
 int ds4_kv_part_match(const struct ds4_kv_part *part, const struct ds4_kv_part *want,
                       enum ds4_kv_reason *reason, struct ds4_err *err)
 {
-    static const uint8_t none[DS4_ID_BYTES];
-
     if (memcmp(part->fingerprint, want->fingerprint, DS4_ID_BYTES) != 0)
         return bad(reason, DS4_KV_BAD_FINGERPRINT, err, "fingerprint", get(part->fingerprint, 8));
     if (part->row_format != want->row_format)
@@ -241,9 +239,6 @@ int ds4_kv_part_match(const struct ds4_kv_part *part, const struct ds4_kv_part *
         return bad(reason, DS4_KV_BAD_TOKENS, err, "key of another part, kind", part->kind);
     if (part->begin != want->begin || part->end != want->end)
         return bad(reason, DS4_KV_BAD_TOKENS, err, "token end", (uint64_t)part->end);
-    if (memcmp(want->commit, none, DS4_ID_BYTES) != 0 &&
-        memcmp(part->commit, want->commit, DS4_ID_BYTES) != 0)
-        return bad(reason, DS4_KV_BAD_TOKENS, err, "commit", get(part->commit, 8));
     if (part->first_layer != want->first_layer || part->last_layer != want->last_layer)
         return bad(reason, DS4_KV_MISSING_PART, err, "first layer", (uint64_t)part->first_layer);
     return 0;

@@ -88,8 +88,9 @@ int ds4_kv_part_read(const uint8_t *bytes, size_t n, uint64_t file_bytes, int32_
                      struct ds4_kv_part *part, enum ds4_kv_reason *reason,
                      struct ds4_err *err) DS4_MUST_CHECK;
 
-/* That `part` is what `want` names: fingerprint, format, kind, key, token range, layers, and the commit of
- * tails unless want->commit is 0.  Sections are not compared. */
+/* That `part` is what `want` names: fingerprint, format, kind, key, token range, layers.  Not the commit: the
+ * same key has the same content, whoever wrote it, and a manifest names its file by the digest.  Sections
+ * are not compared. */
 int ds4_kv_part_match(const struct ds4_kv_part *part, const struct ds4_kv_part *want,
                       enum ds4_kv_reason *reason, struct ds4_err *err) DS4_MUST_CHECK;
 

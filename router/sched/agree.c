@@ -36,13 +36,3 @@ int ds4_agree_add(struct ds4_agree *agree, int32_t stage, int64_t step_no, uint3
     return ds4_fail(err, DS4_E_PROTOCOL, "stage %d stands elsewhere after step %" PRId64, stage,
                     step_no);
 }
-
-int64_t ds4_agree_done(const struct ds4_agree *agree)
-{
-    int64_t done = agree->newest[agree->n_stage - 1];
-
-    for (int32_t s = 0; s < agree->n_stage; s++)
-        if (agree->newest[s] < done)
-            done = agree->newest[s];
-    return done;
-}

@@ -29,7 +29,4 @@ void ds4_agree_init(struct ds4_agree *agree, int32_t n_stage);
 int ds4_agree_add(struct ds4_agree *agree, int32_t stage, int64_t step_no, uint32_t digest,
                   struct ds4_err *err) DS4_MUST_CHECK;
 
-/* The newest step that all stages have done, -1 none. */
-int64_t ds4_agree_done(const struct ds4_agree *agree);
-
 #endif

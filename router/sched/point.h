@@ -40,8 +40,10 @@ struct ds4_point {
     uint64_t id;
     int32_t pos;
     enum ds4_point_class class;
-    int64_t save_step;               /* the step that saves it; -1 = not posted yet */
-    bool ready;                      /* every stage has it */
+    int64_t save_step; /* the step that saves it; -1 = not posted yet */
+    bool
+        ready; /* the step that saves it is acknowledged; a stage that saves later is told to use it later
+                 * still, for all obey steps in their order */
     int32_t pins;                    /* admitted requests that will start from it */
     struct ds4_prefix_node *node;    /* where it hangs; NULL = its sequence has it still */
     struct ds4_point *next;          /* of the same node */
@@ -93,7 +95,7 @@ struct ds4_point *ds4_points_want(struct ds4_points *points, const struct ds4_sa
                                   int32_t pos, enum ds4_point_class class);
 /* The first n wanted ones are in step step_no. */
 void ds4_points_posted(struct ds4_points *points, int32_t n, int64_t step_no);
-/* All steps up to step_no are acknowledged. */
+/* The last stage has acknowledged all steps up to step_no. */
 void ds4_points_acked(struct ds4_points *points, int64_t step_no);
 
 /* Does a save from this slot wait for its step? */
