@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
@@ -161,6 +162,17 @@ class Remembered(Tools):
         history[2]["tool_call_id"] = "call_never_made"
         status, answer = self.rig.post("/v1/chat/completions", {"messages": history})
         self.assertEqual((status, answer["error"]["code"]), (400, "unknown_tool_call_id"))
+
+    def test_results_of_very_many_calls_do_not_hold_up_the_router(self):
+        n = 100000  # each looked for among all of them: more than half a minute for all clients
+        calls = [{"id": "c%d" % i, "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in range(n)]
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": ""} for call in reversed(calls)]
+        results.append({"role": "tool", "tool_call_id": "c%d" % n, "content": ""})
+        began = time.monotonic()
+        status, answer = self.rig.post("/v1/chat/completions", {"messages": [
+            {"role": "user", "content": "go"}, {"role": "assistant", "content": None, "tool_calls": calls}] + results})
+        self.assertEqual((status, answer["error"]["code"]), (400, "unknown_tool_call_id"))
+        self.assertLess(time.monotonic() - began, 20)
 
 
 class Forgotten(Tools):
