@@ -20,7 +20,7 @@ void ds4_buf_deinit(struct ds4_buf *buf)
     *buf = (struct ds4_buf){.max_bytes = buf->max_bytes};
 }
 
-char *ds4_buf_reserve(struct ds4_buf *buf, size_t n)
+char *ds4_buf_grow(struct ds4_buf *buf, size_t n)
 {
     size_t need, cap;
     char *grown;
@@ -46,37 +46,9 @@ char *ds4_buf_reserve(struct ds4_buf *buf, size_t n)
     return buf->ptr + buf->len;
 }
 
-void ds4_buf_commit(struct ds4_buf *buf, size_t n)
-{
-    buf->len += n;
-    buf->ptr[buf->len] = '\0';
-}
-
-int ds4_buf_append(struct ds4_buf *buf, const void *src, size_t n)
-{
-    char *dst = ds4_buf_reserve(buf, n);
-
-    if (dst == NULL)
-        return -1;
-    if (n > 0)
-        memcpy(dst, src, n);
-    ds4_buf_commit(buf, n);
-    return 0;
-}
-
-int ds4_buf_append_str(struct ds4_buf *buf, struct ds4_str s)
-{
-    return ds4_buf_append(buf, s.ptr, s.len);
-}
-
 int ds4_buf_append_text(struct ds4_buf *buf, const char *text)
 {
     return ds4_buf_append(buf, text, strlen(text));
-}
-
-int ds4_buf_append_byte(struct ds4_buf *buf, char byte)
-{
-    return ds4_buf_append(buf, &byte, 1);
 }
 
 int ds4_buf_appendf(struct ds4_buf *buf, const char *fmt, ...)
@@ -118,13 +90,6 @@ void ds4_buf_truncate(struct ds4_buf *buf, size_t len)
         return;
     buf->len = len;
     buf->ptr[len] = '\0';
-}
-
-void ds4_buf_clear(struct ds4_buf *buf)
-{
-    buf->failed = false;
-    buf->no_memory = false;
-    ds4_buf_truncate(buf, 0);
 }
 
 int ds4_buf_check(const struct ds4_buf *buf, const char *what, struct ds4_err *err)

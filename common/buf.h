@@ -11,6 +11,7 @@
 #include "common/str.h"
 
 #include <stdbool.h>
+#include <string.h>
 
 struct ds4_buf {
     char *ptr;
@@ -25,23 +26,61 @@ struct ds4_buf {
 void ds4_buf_init(struct ds4_buf *buf, size_t max_bytes);
 void ds4_buf_deinit(struct ds4_buf *buf);
 
-/* 0 or -1 (no err: see ds4_buf_check).  `src` may be NULL when n is 0 and must not point into buf. */
-int ds4_buf_append(struct ds4_buf *buf, const void *src, size_t n);
-int ds4_buf_append_str(struct ds4_buf *buf, struct ds4_str s);
+/* Room for n more bytes at the end; returns where to write, or NULL.  Call ds4_buf_commit after. */
+char *ds4_buf_grow(struct ds4_buf *buf, size_t n); /* reserve, where the memory is too small */
+static inline char *ds4_buf_reserve(struct ds4_buf *buf, size_t n)
+{
+    if (buf->failed || n >= buf->cap - buf->len || n > buf->max_bytes - buf->len)
+        return ds4_buf_grow(buf, n);
+    return buf->ptr + buf->len;
+}
+
+static inline void ds4_buf_commit(struct ds4_buf *buf, size_t n)
+{
+    buf->len += n;
+    buf->ptr[buf->len] = '\0';
+}
+
+/* 0 or -1 (no err: see ds4_buf_check).  `src` may be NULL when n is 0 and must not point into buf.
+ * Inline because every sampled token passes three of them. */
+static inline int ds4_buf_append(struct ds4_buf *buf, const void *src, size_t n)
+{
+    char *dst = ds4_buf_reserve(buf, n);
+
+    if (dst == NULL)
+        return -1;
+    if (n > 0)
+        memcpy(dst, src, n);
+    ds4_buf_commit(buf, n);
+    return 0;
+}
+
+static inline int ds4_buf_append_str(struct ds4_buf *buf, struct ds4_str s)
+{
+    return ds4_buf_append(buf, s.ptr, s.len);
+}
+
+static inline int ds4_buf_append_byte(struct ds4_buf *buf, char byte)
+{
+    return ds4_buf_append(buf, &byte, 1);
+}
+
 int ds4_buf_append_text(struct ds4_buf *buf, const char *text);
-int ds4_buf_append_byte(struct ds4_buf *buf, char byte);
 int ds4_buf_appendf(struct ds4_buf *buf, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
-
-/* Room for n more bytes at the end; returns where to write, or NULL.  Call ds4_buf_commit after. */
-char *ds4_buf_reserve(struct ds4_buf *buf, size_t n);
-void ds4_buf_commit(struct ds4_buf *buf, size_t n);
 
 /* Drops bytes from the front (consume) or the end (truncate); n is clamped to len. */
 void ds4_buf_consume(struct ds4_buf *buf, size_t n);
 void ds4_buf_truncate(struct ds4_buf *buf, size_t len);
 /* Empties the buffer, keeps its memory, clears `failed`. */
-void ds4_buf_clear(struct ds4_buf *buf);
+static inline void ds4_buf_clear(struct ds4_buf *buf)
+{
+    buf->failed = false;
+    buf->no_memory = false;
+    buf->len = 0;
+    if (buf->ptr != NULL)
+        buf->ptr[0] = '\0';
+}
 
 /* 0, or -1 with DS4_E_TOO_LONG (maximum reached) or DS4_E_NOMEM if any append failed. */
 int ds4_buf_check(const struct ds4_buf *buf, const char *what, struct ds4_err *err) DS4_MUST_CHECK;
