@@ -43,7 +43,7 @@ rule() {
     else
         failed=$((failed + 1))
         echo "lint: $name"
-        sed 's/^/    /' "$out" | head -n 200
+        sed 's/^/lint:   /' "$out" | head -n 200 # at the margin: CI drops indented lines
     fi
 }
 

@@ -5,6 +5,7 @@
 #include "proto/codec.h"
 #include "proto/frame.h"
 #include "proto/point.h"
+#include "tests/support/wire.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,61 +16,6 @@
 #include <cmocka.h>
 
 #define N_RANDOM 300
-
-struct fixture {
-    struct ds4_arena arena;
-    struct ds4_buf buf;
-    uint64_t random;
-};
-
-static int set_up(void **state)
-{
-    struct fixture *f = calloc(1, sizeof(*f));
-
-    ds4_arena_init(&f->arena, DS4_CODEC_ARENA_BYTES);
-    ds4_buf_init(&f->buf, DS4_MAX_FRAME_BYTES);
-    f->random = 7;
-    *state = f;
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    struct fixture *f = *state;
-
-    ds4_arena_deinit(&f->arena);
-    ds4_buf_deinit(&f->buf);
-    free(f);
-    return 0;
-}
-
-static struct ds4_str start_over(struct fixture *f)
-{
-    ds4_arena_reset(&f->arena, (struct ds4_arena_mark){0});
-    ds4_buf_clear(&f->buf);
-    return ds4_buf_view(&f->buf);
-}
-
-/* splitmix64 */
-static uint64_t next(struct fixture *f)
-{
-    uint64_t z = f->random += 0x9e3779b97f4a7c15;
-
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-    return z ^ (z >> 31);
-}
-
-static int32_t pick(struct fixture *f, int32_t min, int32_t max)
-{
-    return (int32_t)(min + (int64_t)(next(f) % (uint64_t)((int64_t)max - min + 1)));
-}
-
-static void pick_bytes(struct fixture *f, uint8_t id[DS4_ID_BYTES])
-{
-    for (int i = 0; i < DS4_ID_BYTES; i++)
-        id[i] = (uint8_t)next(f);
-}
 
 static const struct ds4_kv_op any_op[] = {
     {.kind = DS4_KV_POINT_SAVE, .seq = 5, .slot = 3, .epoch = 7, .pos = 129, .point = 11},
@@ -89,13 +35,13 @@ static const struct ds4_kv_op any_op[] = {
 
 static void operations_of_every_kind_come_back_equal(void **state)
 {
-    struct fixture *f = *state;
+    struct ds4_wire_fixture *f = *state;
     struct ds4_kv_op op[N_ANY];
     struct ds4_step in = {.generation = 1, .n_op = N_ANY, .op = op}, out;
     struct ds4_err err = {0};
 
     memcpy(op, any_op, sizeof(op));
-    start_over(f);
+    ds4_wire_start_over(f);
     if (ds4_codec_encode_step(&in, &f->arena, &f->buf, &err) ||
         ds4_codec_decode_step(ds4_buf_view(&f->buf), 1, &f->arena, &out, &err))
         fail_msg("%s", err.msg);
@@ -115,14 +61,14 @@ static void operations_of_every_kind_come_back_equal(void **state)
 
 static void the_most_operations_fit_one_step(void **state)
 {
-    struct fixture *f = *state;
+    struct ds4_wire_fixture *f = *state;
     struct ds4_kv_op *op = calloc(DS4_MAX_STEP_OPS + 1, sizeof(*op));
     struct ds4_step in = {.generation = 1, .n_op = DS4_MAX_STEP_OPS, .op = op}, out;
     struct ds4_err err = {0};
 
     for (int32_t i = 0; i <= DS4_MAX_STEP_OPS; i++)
         op[i] = any_op[4];
-    start_over(f);
+    ds4_wire_start_over(f);
     if (ds4_codec_encode_step(&in, &f->arena, &f->buf, &err) ||
         ds4_codec_decode_step(ds4_buf_view(&f->buf), 1, &f->arena, &out, &err))
         fail_msg("%s", err.msg);
@@ -173,27 +119,31 @@ static void each_field_of_an_operation_out_of_range_is_named(void **state)
 
 static void random_jobs_come_back_equal(void **state)
 {
-    struct fixture *f = *state;
+    struct ds4_wire_fixture *f = *state;
 
     for (int i = 0; i < N_RANDOM; i++) {
         int32_t block[DS4_PART_BLOCKS];
         struct ds4_kv_part_ref part[4];
-        struct ds4_kv_write write = {.generation = 3, .job = next(f), .n_block = pick(f, 0, 4)}, w;
-        struct ds4_kv_read read = {.generation = 3, .job = next(f), .part = part}, r;
-        struct ds4_kv_unlink gone = {.generation = 3, .job = next(f)}, u;
+        struct ds4_kv_write write = {.generation = 3,
+                                     .job = ds4_wire_next(f),
+                                     .n_block = ds4_wire_pick(f, 0, 4)},
+                            w;
+        struct ds4_kv_read read = {.generation = 3, .job = ds4_wire_next(f), .part = part}, r;
+        struct ds4_kv_unlink gone = {.generation = 3, .job = ds4_wire_next(f)}, u;
         struct ds4_err err = {0};
 
-        write.kind = (enum ds4_kv_part_kind)pick(f, DS4_KV_EXTENT, DS4_KV_TAIL);
-        write.begin = pick(f, 0, 1000) * DS4_EXTENT_TOK;
-        write.end = write.begin +
-                    (write.kind == DS4_KV_EXTENT ? DS4_EXTENT_TOK : pick(f, 1, DS4_EXTENT_TOK - 1));
-        write.point = write.kind == DS4_KV_EXTENT ? 0 : next(f) | 1;
+        write.kind = (enum ds4_kv_part_kind)ds4_wire_pick(f, DS4_KV_EXTENT, DS4_KV_TAIL);
+        write.begin = ds4_wire_pick(f, 0, 1000) * DS4_EXTENT_TOK;
+        write.end =
+            write.begin + (write.kind == DS4_KV_EXTENT ? DS4_EXTENT_TOK
+                                                       : ds4_wire_pick(f, 1, DS4_EXTENT_TOK - 1));
+        write.point = write.kind == DS4_KV_EXTENT ? 0 : ds4_wire_next(f) | 1;
         write.block = block;
-        pick_bytes(f, write.key);
-        pick_bytes(f, write.commit);
+        ds4_wire_pick_id(f, write.key);
+        ds4_wire_pick_id(f, write.commit);
         for (int b = 0; b < DS4_PART_BLOCKS; b++)
-            block[b] = pick(f, 0, 1 << 20);
-        start_over(f);
+            block[b] = ds4_wire_pick(f, 0, 1 << 20);
+        ds4_wire_start_over(f);
         if (ds4_codec_encode_kv_write(&write, &f->buf, &err) ||
             ds4_codec_decode_kv_write(ds4_buf_view(&f->buf), 3, &f->arena, &w, &err))
             fail_msg("%s", err.msg);
@@ -204,20 +154,20 @@ static void random_jobs_come_back_equal(void **state)
         if (w.n_block > 0)
             assert_memory_equal(w.block, block, (size_t)w.n_block * sizeof(block[0]));
 
-        read.staging = next(f) | 1;
+        read.staging = ds4_wire_next(f) | 1;
         read.kind = write.kind;
         read.begin = write.begin;
         read.end = write.end;
-        read.n_part = pick(f, 1, 4);
-        pick_bytes(f, read.key);
+        read.n_part = ds4_wire_pick(f, 1, 4);
+        ds4_wire_pick_id(f, read.key);
         memset(part, 0, sizeof(part));
         for (int32_t p = 0; p < read.n_part; p++) {
-            part[p].first_layer = pick(f, 0, 40);
-            part[p].last_layer = part[p].first_layer + pick(f, 1, 20);
-            part[p].bytes = next(f) >> 40;
-            pick_bytes(f, part[p].digest);
+            part[p].first_layer = ds4_wire_pick(f, 0, 40);
+            part[p].last_layer = part[p].first_layer + ds4_wire_pick(f, 1, 20);
+            part[p].bytes = ds4_wire_next(f) >> 40;
+            ds4_wire_pick_id(f, part[p].digest);
         }
-        start_over(f);
+        ds4_wire_start_over(f);
         if (ds4_codec_encode_kv_read(&read, &f->arena, &f->buf, &err) ||
             ds4_codec_decode_kv_read(ds4_buf_view(&f->buf), 3, &f->arena, &r, &err))
             fail_msg("%s", err.msg);
@@ -234,9 +184,9 @@ static void random_jobs_come_back_equal(void **state)
         gone.kind = write.kind;
         gone.first_layer = part[0].first_layer;
         gone.last_layer = part[0].last_layer;
-        gone.quarantine = next(f) & 1;
-        pick_bytes(f, gone.key);
-        start_over(f);
+        gone.quarantine = ds4_wire_next(f) & 1;
+        ds4_wire_pick_id(f, gone.key);
+        ds4_wire_start_over(f);
         if (ds4_codec_encode_kv_unlink(&gone, &f->buf, &err) ||
             ds4_codec_decode_kv_unlink(ds4_buf_view(&f->buf), 3, &f->arena, &u, &err))
             fail_msg("%s", err.msg);
@@ -248,26 +198,27 @@ static void random_jobs_come_back_equal(void **state)
 
 static void random_answers_come_back_equal(void **state)
 {
-    struct fixture *f = *state;
+    struct ds4_wire_fixture *f = *state;
 
     for (int i = 0; i < N_RANDOM; i++) {
-        struct ds4_step_done step = {9, pick(f, 0, INT32_MAX), (uint32_t)next(f)}, s;
-        struct ds4_kv_done done = {.generation = 9, .job = next(f)}, d;
+        struct ds4_step_done step = {9, ds4_wire_pick(f, 0, INT32_MAX), (uint32_t)ds4_wire_next(f)},
+                             s;
+        struct ds4_kv_done done = {.generation = 9, .job = ds4_wire_next(f)}, d;
         struct ds4_err err = {0};
 
-        done.reason = (enum ds4_kv_reason)pick(f, 0, DS4_KV_N_REASON - 1);
-        done.existed = next(f) & 1;
-        done.bytes = next(f);
-        done.duration_ns = (int64_t)(next(f) >> 1);
-        pick_bytes(f, done.digest);
-        memset(done.text, 'x', (size_t)pick(f, 0, sizeof(done.text) - 1));
-        start_over(f);
+        done.reason = (enum ds4_kv_reason)ds4_wire_pick(f, 0, DS4_KV_N_REASON - 1);
+        done.existed = ds4_wire_next(f) & 1;
+        done.bytes = ds4_wire_next(f);
+        done.duration_ns = (int64_t)(ds4_wire_next(f) >> 1);
+        ds4_wire_pick_id(f, done.digest);
+        memset(done.text, 'x', (size_t)ds4_wire_pick(f, 0, sizeof(done.text) - 1));
+        ds4_wire_start_over(f);
         if (ds4_codec_encode_step_done(&step, &f->buf, &err) ||
             ds4_codec_decode_step_done(ds4_buf_view(&f->buf), 9, &f->arena, &s, &err))
             fail_msg("%s", err.msg);
         assert_true(s.generation == 9 && s.step_no == step.step_no &&
                     s.pos_digest == step.pos_digest);
-        start_over(f);
+        ds4_wire_start_over(f);
         if (ds4_codec_encode_kv_done(&done, &f->buf, &err) ||
             ds4_codec_decode_kv_done(ds4_buf_view(&f->buf), 9, &f->arena, &d, &err))
             fail_msg("%s", err.msg);
@@ -361,14 +312,14 @@ static const struct ds4_hello flash_hello = {
 
 static void what_a_stage_offers_for_points_comes_back_equal(void **state)
 {
-    struct fixture *f = *state;
+    struct ds4_wire_fixture *f = *state;
     struct ds4_hello in = flash_hello, out;
     struct ds4_err err = {0};
 
-    pick_bytes(f, in.kv_fingerprint);
+    ds4_wire_pick_id(f, in.kv_fingerprint);
     in.disk = true;
     memset(&out, 0, sizeof(out));
-    start_over(f);
+    ds4_wire_start_over(f);
     if (ds4_codec_encode_hello(&in, &f->buf, &err) ||
         ds4_codec_decode_hello(ds4_buf_view(&f->buf), &f->arena, &out, &err))
         fail_msg("%s", err.msg);
@@ -449,5 +400,5 @@ int main(void)
         cmocka_unit_test(the_position_digest_sees_every_member),
     };
 
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, ds4_wire_set_up, ds4_wire_tear_down);
 }
