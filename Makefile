@@ -314,7 +314,8 @@ install: $(BINS) ## into $(DESTDIR)$(PREFIX): programs, units, user, folders, ex
 	install -D -m 644 deploy/ds4.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/ds4.conf
 	install -D -m 644 deploy/ds4.tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/ds4.conf
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/ds4 deploy/ds4.conf.example LICENSE README.md \
-		$(addprefix deploy/,INSTALL.md CLIENTS.md TUNING.md TROUBLESHOOTING.md) \
+		$(addprefix deploy/,INSTALL.md CLIENTS.md TUNING.md TROUBLESHOOTING.md)
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/ds4/examples \
 		$(addprefix deploy/,prometheus.yml alerts.yml grafana-dashboard.json)
 
 deb: $(BINS) ## a Debian package of the CPU build: build/deb/ds4_$(VERSION)_amd64.deb

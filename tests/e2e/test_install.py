@@ -29,9 +29,9 @@ OTHERS = [
     "share/doc/ds4/CLIENTS.md",
     "share/doc/ds4/TUNING.md",
     "share/doc/ds4/TROUBLESHOOTING.md",
-    "share/doc/ds4/prometheus.yml",
-    "share/doc/ds4/alerts.yml",
-    "share/doc/ds4/grafana-dashboard.json",
+    "share/doc/ds4/examples/prometheus.yml",
+    "share/doc/ds4/examples/alerts.yml",
+    "share/doc/ds4/examples/grafana-dashboard.json",
 ]
 
 

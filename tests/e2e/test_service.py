@@ -230,8 +230,9 @@ class Drain(Units):
         thread.join(60)
         self.assertEqual(frames[-1], "[DONE]")
         self.assertNotIn("error", json.loads(frames[-2]))
-        for stopper, service in zip(stoppers, services):
+        for stopper in stoppers:
             stopper.join(60)
+        for service in services:
             self.assertEqual((service.state, service.result, service.events("killed")), ("dead", "success", 0))
 
     def test_a_stage_that_is_stopped_lets_running_streams_finish(self):
