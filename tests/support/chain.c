@@ -33,6 +33,11 @@ void chain_take_args(int argc, char **argv)
     }
 }
 
+bool chain_on_cpu(void)
+{
+    return strcmp(backend, "cpu") == 0;
+}
+
 struct ds4_stage_config chain_config(const struct chain_options *options, int32_t stage)
 {
     struct ds4_stage_config config = {

@@ -83,6 +83,7 @@ struct chain_part {
 /* Call first in main.  `--backend NAME` runs a program's tests on another backend (residual streams
  * f32; the cpu is the default), `--only PATTERN` the tests whose name matches. */
 void chain_take_args(int argc, char **argv);
+bool chain_on_cpu(void);
 
 struct ds4_stage_config chain_config(const struct chain_options *options, int32_t stage);
 struct chain *chain_new(const struct chain_options *options);

@@ -5,7 +5,8 @@
  * The reference is TEXT_TOK tokens of the golden text in one step on one stage.  Compared are the
  * residual streams of every row after the last layer, and the logits of the rows at the end.  The text
  * passes every kind of boundary several times: ring wraps (128, 256), block ends of both ratios, page
- * ends, the point where the indexer begins to select (260). */
+ * ends, the point where the indexer begins to select (260).  With `--backend cuda` a device's narrower
+ * promise is checked instead. */
 #include "tests/support/chain.h"
 #include "tests/support/golden.h"
 #include "worker/stage_state.h"
@@ -476,8 +477,63 @@ static void a_new_turn_on_a_kept_slot_continues_like_a_cold_one(void **state)
     chain_free(c);
 }
 
-int main(void)
+/* ---- devices ------------------------------------------------------------------------------------- */
+
+/* A device's products follow from the number of rows, so its promise is narrower than the CPU's: equal
+ * steps give equal bits on every partition, in every run, recorded or not. */
+static void check_equal_steps(const char *what, const struct chain_options *mode, int32_t chunk,
+                              int32_t n)
 {
+    static const int32_t odd[] = {1, 5, 2};
+    static const struct {
+        int32_t n_stage;
+        const int32_t *partition;
+    } cut[] = {{1, NULL}, {1, NULL}, {3, odd}, {2, NULL}, {8, NULL}};
+    float *want = take_floats((size_t)n * text.n_value);
+    const size_t bytes = (size_t)n * text.n_value * sizeof(float);
+
+    for (size_t i = 0; i < sizeof(cut) / sizeof(cut[0]); i++) {
+        struct chain_options options = *mode;
+        struct chain *c;
+
+        options.n_stage = cut[i].n_stage;
+        options.partition = cut[i].partition;
+        c = chain_new(&options);
+        run_text(c, 0, n, chunk);
+        if (i == 0)
+            memcpy(want, text.got, bytes);
+        check_rows(what, text.got, want, n, text.n_value);
+        chain_free(c);
+    }
+    free(want);
+}
+
+static void check_cuts(const char *what, const struct chain_options *mode)
+{
+    print_message("%s\n", what);
+    check_equal_steps(what, mode, BIG_CHUNK, text.n);
+    check_equal_steps(what, mode, 64, text.n);
+    check_equal_steps(what, mode, 7, EARLY_TOK);
+    check_equal_steps(what, mode, 1, KEPT_TOK);
+}
+
+static void equal_steps_give_equal_bits_on_every_partition(void **state)
+{
+    struct chain_options options = {.quant_sim = DS4_OFF};
+
+    (void)state;
+    check_cuts("exact products", &options);
+    options.quant_sim = DS4_ON;
+    check_cuts("exact products, rounded caches", &options);
+    options.products = DS4_PRODUCTS_FAST;
+    check_cuts("fast products, rounded caches", &options);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest device_tests[] = {
+        cmocka_unit_test(equal_steps_give_equal_bits_on_every_partition),
+    };
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chunks_equal_the_whole),
         cmocka_unit_test(single_tokens_equal_the_whole),
@@ -490,5 +546,8 @@ int main(void)
         cmocka_unit_test(stacked_truncations_leave_no_trace),
         cmocka_unit_test(a_new_turn_on_a_kept_slot_continues_like_a_cold_one),
     };
-    return cmocka_run_group_tests(tests, run_references, free_references);
+
+    chain_take_args(argc, argv);
+    return chain_on_cpu() ? cmocka_run_group_tests(tests, run_references, free_references)
+                          : cmocka_run_group_tests(device_tests, run_references, free_references);
 }
