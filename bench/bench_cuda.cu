@@ -402,6 +402,7 @@ int main(int argc, char **argv)
     const int32_t ordinal = argc > 1 ? (int32_t)strtol(argv[1], NULL, 10) : 0;
     struct ds4_device *dev;
 
+    setvbuf(stdout, NULL, _IOLBF, 0);
     cuda = ds4_backend_find("cuda");
     if (cuda == NULL)
         die("built without CUDA");
