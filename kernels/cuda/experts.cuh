@@ -17,8 +17,9 @@
 
 #define DS4_EXPERT_WARPS 8
 #define DS4_EXPERT_ROWS  2 /* streamed side by side */
-#define DS4_EXPERT_SLOTS 8 /* at once */
-#define DS4_EXPERT_SLAB  32
+#define DS4_EXPERT_SLOTS                                                                           \
+    8 /* at once; in gate and up of few tokens, who rarely share an expert, fewer */
+#define DS4_EXPERT_SLAB 32
 
 template <int D> struct ds4_expert_ring {
     using shape = ds4_gemv_shape<D, DS4_EXPERT_ROWS>;
@@ -54,12 +55,12 @@ ds4_expert_fetch(const uint8_t *const (&row)[DS4_EXPERT_ROWS], int32_t n_col, in
  * inputs; Items is a cursor: valid(), next(), rows(row), n(), input(i).  sink(item, acc) gets the lane's
  * partial sums acc[row][input] of each item in turn.  The first copies start before the previous kernel
  * has ended if the cursor needs nothing of it. */
-template <int D, class Items, class Sink>
+template <int D, int A, class Items, class Sink>
 static __device__ __forceinline__ void ds4_expert_stream(Items use, int32_t n_col, uint4 *ring,
                                                          const uint64_t *grid, Sink sink)
 {
     using shape = ds4_gemv_shape<D, DS4_EXPERT_ROWS>;
-    constexpr int R = DS4_EXPERT_ROWS, A = DS4_EXPERT_SLOTS;
+    constexpr int R = DS4_EXPERT_ROWS;
     constexpr int stages = ds4_expert_ring<D>::stages, stage = R * shape::room / 16;
     const int32_t n_unit = n_col / DS4_UNIT;
     const int32_t n_chunk = (n_unit + shape::chunk_units - 1) / shape::chunk_units;
@@ -116,14 +117,17 @@ static __device__ __forceinline__ void ds4_expert_stream(Items use, int32_t n_co
                 span[r] = ds4_shared_span{
                     (const uint32_t *)((const uint8_t *)(ring + now * stage) + r * shape::room),
                     (uint32_t)((uintptr_t)(row[r] + (size_t)c * shape::chunk_bytes) & 15), grid};
-            if (n == 1)
+            if (A == 1 || n == 1)
                 ds4_gemv_int8<D, 1, R, A>(k, span, c * shape::chunk_units, n_unit, x, acc);
-            else if (n == 2)
-                ds4_gemv_int8<D, 2, R, A>(k, span, c * shape::chunk_units, n_unit, x, acc);
+            else if (A == 2 || n == 2)
+                ds4_gemv_int8<D, A == 1 ? 1 : 2, R, A>(k, span, c * shape::chunk_units, n_unit, x,
+                                                       acc);
             else if (n <= 4)
-                ds4_gemv_int8<D, 4, R, A>(k, span, c * shape::chunk_units, n_unit, x, acc);
+                ds4_gemv_int8 < D,
+                    A<4 ? A : 4, R, A>(k, span, c * shape::chunk_units, n_unit, x, acc);
             else
-                ds4_gemv_int8<D, 8, R, A>(k, span, c * shape::chunk_units, n_unit, x, acc);
+                ds4_gemv_int8 < D,
+                    A<8 ? A : 8, R, A>(k, span, c * shape::chunk_units, n_unit, x, acc);
             __syncwarp(); /* before the stage is filled again */
             now = now + 1 == stages ? 0 : now + 1;
         }
@@ -132,16 +136,16 @@ static __device__ __forceinline__ void ds4_expert_stream(Items use, int32_t n_co
     ds4_async_wait<0>();
 }
 
-/* Sums over the warp of acc: lane l gets row l / 16, input l / 2 % 8. */
-static __device__ __forceinline__ float
-ds4_expert_sums(const float (&acc)[DS4_EXPERT_ROWS][DS4_EXPERT_SLOTS])
+/* Sums over the warp of acc: lane l gets row l / 16, input l % 16 / (16 / A); the same bits for every A. */
+template <int A>
+static __device__ __forceinline__ float ds4_expert_sums(const float (&acc)[DS4_EXPERT_ROWS][A])
 {
-    float v[16];
+    float v[DS4_EXPERT_ROWS * A];
 
 #pragma unroll
-    for (int i = 0; i < 16; i++)
-        v[i] = acc[i / 8][i % 8];
-    return ds4_warp_sums<16>(v);
+    for (int i = 0; i < DS4_EXPERT_ROWS * A; i++)
+        v[i] = acc[i / A][i % A];
+    return ds4_warp_sums<DS4_EXPERT_ROWS * A>(v);
 }
 
 /* ---- gate, up, middle ------------------------------------------------------------------------------- */
@@ -152,7 +156,7 @@ struct ds4_gate_items {
     size_t row_bytes;
     const uint8_t *x;
     int64_t x_bytes;
-    const int32_t *token; /* of the slots */
+    const int32_t *token; /* of the slots; NULL: all token 0 */
     int32_t n_slot;
     int32_t row;
 
@@ -175,19 +179,18 @@ struct ds4_gate_items {
     }
     __device__ const uint8_t *input(int i) const
     {
-        return x + token[i] * x_bytes;
+        return token != NULL ? x + token[i] * x_bytes : x;
     }
 };
 
 /* Slots slot .. slot + n - 1 of one slab of one expert, by the whole block. */
-template <int D>
+template <int D, int A>
 static __device__ __forceinline__ void
 ds4_gate_slab(const struct ds4_experts &p, const struct ds4_dev_group &group, int32_t slab,
-              int32_t i, uint4 *ring, const uint64_t *grid,
-              float (&middle)[DS4_EXPERT_SLOTS][DS4_EXPERT_SLAB])
+              int32_t i, uint4 *ring, const uint64_t *grid, float (&middle)[A][DS4_EXPERT_SLAB])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int32_t slot = group.first + i, n = min(DS4_EXPERT_SLOTS, group.n - i);
+    const int32_t slot = group.first + i, n = min(A, group.n - i);
     const size_t skip =
         ((size_t)group.expert * p.d_expert + DS4_EXPERT_SLAB * slab + 4 * warp) * p.gate_row_bytes;
     const struct ds4_gate_items items = {p.gate + skip,
@@ -195,18 +198,19 @@ ds4_gate_slab(const struct ds4_experts &p, const struct ds4_dev_group &group, in
                                          p.gate_row_bytes,
                                          p.x.data,
                                          p.x.row_bytes,
-                                         p.token + slot,
+                                         A == 1 ? NULL : p.token + slot,
                                          n,
                                          0};
 
-    ds4_expert_stream<D>(items, p.d, ring, grid, [&](const struct ds4_gate_items &item, auto &acc) {
-        const float gate = ds4_expert_sums(acc), up = __shfl_xor_sync(0xffffffffu, gate, 16);
-        const int k = lane / 2;
+    ds4_expert_stream<D, A>(
+        items, p.d, ring, grid, [&](const struct ds4_gate_items &item, auto &acc) {
+            const float gate = ds4_expert_sums<A>(acc), up = __shfl_xor_sync(0xffffffffu, gate, 16);
+            const int k = lane / (16 / A);
 
-        if (lane < 16 && lane % 2 == 0 && k < n)
-            middle[k][4 * warp + item.row] =
-                ds4_middle_value(gate, up, p.clamp, p.weight[slot + k]);
-    });
+            if (lane < 16 && lane % (16 / A) == 0 && k < n)
+                middle[k][4 * warp + item.row] =
+                    ds4_middle_value(gate, up, p.clamp, p.weight[slot + k]);
+        });
     __syncthreads();
     if (warp < n)
         ds4_pack_unit(middle[warp][lane], slab, p.middle.part,
@@ -214,13 +218,14 @@ ds4_gate_slab(const struct ds4_experts &p, const struct ds4_dev_group &group, in
     __syncthreads(); /* before middle is written again */
 }
 
-template <int D>
-static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 2)
+/* A: slots at once. */
+template <int D, int A>
+static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, A <= 2 ? 3 : 2)
     ds4_gate_kernel(const __grid_constant__ struct ds4_experts p)
 {
     extern __shared__ uint4 ds4_gate_room[];
     __shared__ uint64_t grid_room[D == DS4_DTYPE_IQ2_XXS ? DS4_IQ2_CODES : 1];
-    __shared__ float middle[DS4_EXPERT_SLOTS][DS4_EXPERT_SLAB];
+    __shared__ float middle[A][DS4_EXPERT_SLAB];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int32_t n_slab = p.d_expert / DS4_EXPERT_SLAB, n_shared = p.d_shared / DS4_EXPERT_SLAB;
     const uint64_t *grid = ds4_gemv_grid<D>(grid_room);
@@ -231,9 +236,9 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 2)
 
         if (group.n == 0)
             break; /* touched experts come first */
-        for (int32_t i = 0; i < group.n; i += DS4_EXPERT_SLOTS)
-            ds4_gate_slab<D>(p, group, u % n_slab, i,
-                             ds4_gate_room + warp * ds4_expert_ring<D>::words, grid, middle);
+        for (int32_t i = 0; i < group.n; i += A)
+            ds4_gate_slab<D, A>(p, group, u % n_slab, i,
+                                ds4_gate_room + warp * ds4_expert_ring<D>::words, grid, middle);
     }
     for (int32_t i = blockIdx.x * DS4_EXPERT_WARPS + warp; i < p.n_tok * n_shared;
          i += gridDim.x * DS4_EXPERT_WARPS) {
@@ -308,7 +313,7 @@ ds4_down_add(const struct ds4_down_items &item, const int32_t *token,
              const float (&acc)[DS4_EXPERT_ROWS][DS4_EXPERT_SLOTS],
              float (*sum)[DS4_EXPERTS_MAX_TOK])
 {
-    const float v = ds4_expert_sums(acc);
+    const float v = ds4_expert_sums<DS4_EXPERT_SLOTS>(acc);
     const int lane = threadIdx.x % 32, n = item.n();
 
     for (int k = 0; k < n; k++) {
@@ -346,7 +351,7 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 2)
     items.x = p.shared_middle.data;
     items.x_bytes = p.shared_middle.row_bytes;
     items.n_slot = p.n_tok;
-    ds4_expert_stream<S>(
+    ds4_expert_stream<S, DS4_EXPERT_SLOTS>(
         items, p.d_shared, ring, grid,
         [&](const struct ds4_down_items &item, auto &acc) { ds4_down_add(item, NULL, acc, sum); });
     items.w = p.down + low * p.down_row_bytes;
@@ -357,10 +362,10 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 2)
     items.x = p.middle.data;
     items.x_bytes = p.middle.row_bytes;
     items.enter();
-    ds4_expert_stream<D>(items, p.d_expert, ring, grid,
-                         [&](const struct ds4_down_items &item, auto &acc) {
-                             ds4_down_add(item, p.token, acc, sum);
-                         });
+    ds4_expert_stream<D, DS4_EXPERT_SLOTS>(items, p.d_expert, ring, grid,
+                                           [&](const struct ds4_down_items &item, auto &acc) {
+                                               ds4_down_add(item, p.token, acc, sum);
+                                           });
     __syncwarp();
     for (int i = lane; i < DS4_EXPERT_ROWS * p.n_tok; i += 32) {
         const int32_t t = i / DS4_EXPERT_ROWS, r = i % DS4_EXPERT_ROWS;
@@ -370,17 +375,142 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 2)
     }
 }
 
+/* ---- down, one token ------------------------------------------------------------------------------------ */
+
+/* A step of one token: two warps share two rows, one with the shared expert and the first third of the
+ * slots.  A lane holds one slot's expert, so that no address waits for memory. */
+#define DS4_ONE_SLOTS 32
+#define DS4_ONE_PAIRS (DS4_EXPERT_WARPS / 2)
+
+struct ds4_one_items {
+    const uint8_t *w; /* row 0 of this warp in expert 0 */
+    size_t second;    /* bytes to its row 1 */
+    size_t expert_bytes;
+    int32_t expert; /* of the lane's slot */
+    const uint8_t *x;
+    int64_t x_bytes;
+    int32_t slot;
+    int32_t end;
+
+    __device__ bool valid(void) const
+    {
+        return slot < end;
+    }
+    __device__ void next(void)
+    {
+        slot++;
+    }
+    __device__ void rows(const uint8_t *(&r)[DS4_EXPERT_ROWS]) const
+    {
+        r[0] = w + (size_t)__shfl_sync(0xffffffffu, expert, slot) * expert_bytes;
+        r[1] = r[0] + second;
+    }
+    __device__ int n(void) const
+    {
+        return 1;
+    }
+    __device__ const uint8_t *input(int) const
+    {
+        return x + slot * x_bytes;
+    }
+};
+
+/* The sums are those of ds4_down_kernel, in its order. */
+template <int D, int S>
+static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 4)
+    ds4_down_one_kernel(const __grid_constant__ struct ds4_experts p)
+{
+    extern __shared__ uint4 ds4_down_room[];
+    __shared__ uint64_t grid_room[D == DS4_DTYPE_IQ2_XXS ? DS4_IQ2_CODES : 1];
+    __shared__ float part[DS4_ONE_PAIRS][DS4_EXPERT_ROWS][DS4_ONE_SLOTS + 1];
+    constexpr int words = ds4_expert_ring<D>::words > ds4_expert_ring<S>::words
+                              ? ds4_expert_ring<D>::words
+                              : ds4_expert_ring<S>::words;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pair = warp / 2;
+    const int32_t row0 = (blockIdx.x * DS4_ONE_PAIRS + pair) * DS4_EXPERT_ROWS;
+    const int32_t low = min(row0, p.d - 1), high = min(row0 + 1, p.d - 1);
+    const int32_t first = (p.n_group + 1) / 3;
+    uint4 *const ring = ds4_down_room + warp * words;
+    const uint64_t *grid = ds4_gemv_grid<D>(grid_room);
+    struct ds4_one_items items = {};
+    struct ds4_dev_group mine = {};
+    int32_t n_slot = 0;
+    const auto keep = [&](const struct ds4_one_items &item, auto &acc, int32_t at) {
+        const float v = ds4_expert_sums<1>(acc);
+
+        if (lane % 16 == 0)
+            part[pair][lane / 16][item.slot + at] = v;
+    };
+
+    ds4_release_next();
+    if (warp % 2 == 0) {
+        items.w = p.shared_down + low * p.shared_row_bytes;
+        items.second = (high - low) * p.shared_row_bytes;
+        items.x = p.shared_middle.data;
+        items.end = 1;
+        ds4_expert_stream<S, 1>(
+            items, p.d_shared, ring, grid,
+            [&](const struct ds4_one_items &item, auto &acc) { keep(item, acc, 0); });
+    }
+    ds4_wait_previous();
+    if (lane < p.n_group)
+        mine = *ds4_after(p.group + lane);
+    items.expert = 0;
+    for (int32_t g = 0; g < p.n_group; g++) {
+        const int32_t n = __shfl_sync(0xffffffffu, mine.n, g);
+        const int32_t expert = __shfl_sync(0xffffffffu, mine.expert, g);
+
+        if (lane >= n_slot &&
+            lane < n_slot + n) /* touched experts come first, their slots in order */
+            items.expert = expert;
+        n_slot += n;
+    }
+    items.w = p.down + low * p.down_row_bytes;
+    items.second = (high - low) * p.down_row_bytes;
+    items.expert_bytes = (size_t)p.d * p.down_row_bytes;
+    items.x = p.middle.data;
+    items.x_bytes = p.middle.row_bytes;
+    items.slot = warp % 2 == 0 ? 0 : first;
+    items.end = warp % 2 == 0 ? min(first, n_slot) : n_slot;
+    ds4_expert_stream<D, 1>(
+        items, p.d_expert, ring, grid,
+        [&](const struct ds4_one_items &item, auto &acc) { keep(item, acc, 1); });
+    __syncthreads();
+    if (threadIdx.x < DS4_ONE_PAIRS * DS4_EXPERT_ROWS) {
+        const int32_t q = threadIdx.x / DS4_EXPERT_ROWS, r = threadIdx.x % DS4_EXPERT_ROWS;
+        const int32_t row = (blockIdx.x * DS4_ONE_PAIRS + q) * DS4_EXPERT_ROWS + r;
+        float sum = 0.0f;
+
+        for (int32_t i = 0; i <= n_slot; i++)
+            sum += part[q][r][i];
+        if (row < p.d && p.batch.entry[p.batch.entry_of[0]].active)
+            ds4_mat_set(p.y, 0, row, sum);
+    }
+}
+
 /* ---- launch ---------------------------------------------------------------------------------------------- */
+
+template <int D, int A>
+static void ds4_gate_launch(struct ds4_device *dev, const struct ds4_experts *p)
+{
+    constexpr int bytes = DS4_EXPERT_WARPS * ds4_expert_ring<D>::words * 16;
+    const int units = p->n_group * (p->d_expert / DS4_EXPERT_SLAB),
+              room = (A <= 2 ? 3 : 2) * dev->n_sm;
+
+    DS4_CUDA(cudaFuncSetAttribute((ds4_gate_kernel<D, A>),
+                                  cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    DS4_CHAIN((ds4_gate_kernel<D, A>), units < room ? units : room, 32 * DS4_EXPERT_WARPS, bytes,
+              dev, *p);
+}
 
 template <int D> static void ds4_gate_run(struct ds4_device *dev, const struct ds4_experts *p)
 {
-    constexpr int bytes = DS4_EXPERT_WARPS * ds4_expert_ring<D>::words * 16;
-    const int units = p->n_group * (p->d_expert / DS4_EXPERT_SLAB), room = 4 * dev->n_sm;
-
-    DS4_CUDA(cudaFuncSetAttribute(ds4_gate_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  bytes));
-    DS4_CHAIN(ds4_gate_kernel<D>, units < room ? units : room, 32 * DS4_EXPERT_WARPS, bytes, dev,
-              *p);
+    if (p->n_tok == 1)
+        ds4_gate_launch<D, 1>(dev, p);
+    else if (p->n_tok <= 16)
+        ds4_gate_launch<D, 2>(dev, p);
+    else
+        ds4_gate_launch<D, DS4_EXPERT_SLOTS>(dev, p);
 }
 
 template <int D> static void ds4_down_run(struct ds4_device *dev, const struct ds4_experts *p)
@@ -390,11 +520,12 @@ template <int D> static void ds4_down_run(struct ds4_device *dev, const struct d
                               ? ds4_expert_ring<D>::words
                               : ds4_expert_ring<S>::words;
     constexpr int bytes = DS4_EXPERT_WARPS * words * 16;
+    const bool one = p->n_tok == 1 && p->n_group <= DS4_ONE_SLOTS;
+    const auto kernel = one ? ds4_down_one_kernel<D, S> : ds4_down_kernel<D, S>;
+    const int rows = (one ? DS4_ONE_PAIRS : DS4_EXPERT_WARPS) * DS4_EXPERT_ROWS;
 
-    DS4_CUDA(cudaFuncSetAttribute((ds4_down_kernel<D, S>),
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    DS4_CHAIN((ds4_down_kernel<D, S>), ds4_div_up(p->d, DS4_EXPERT_WARPS * DS4_EXPERT_ROWS),
-              32 * DS4_EXPERT_WARPS, bytes, dev, *p);
+    DS4_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    DS4_CHAIN(kernel, ds4_div_up(p->d, rows), 32 * DS4_EXPERT_WARPS, bytes, dev, *p);
 }
 
 #endif

@@ -128,9 +128,7 @@ ds4_gemv_int8_unit(const struct ds4_shared_span (&span)[R], int local, int32_t u
 
 #pragma unroll
     for (int r = 0; r < R; r++) {
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            q[r][j] = ds4_unit_word<D>(span[r], local, j);
+        ds4_unit_words<D>(span[r], local, q[r]);
 #pragma unroll
         for (int h = 0; h < halves; h++)
             ds4_unit_scale<D>(span[r], local, h, &s[r][h], &m[r][h]);

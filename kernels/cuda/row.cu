@@ -25,8 +25,9 @@ void ds4_cuda_round(struct ds4_device *dev, const struct ds4_round_args *a)
         return;
     if (d > DS4_DEV_MAX_ROW)
         ds4_cuda_fatal(__FILE__, __LINE__, "round", "row wider than shared memory is sized for");
-    DS4_CHAIN(round_kernel, n, 256, 0, dev, (float *)a->x.data, a->x.stride[0], d, a->d_rope,
-              a->format);
+    /* Narrow rows come by the hundred thousand: a thread takes two values, and more rows share an SM. */
+    DS4_CHAIN(round_kernel, n, d <= 128 ? 64 : 256, 0, dev, (float *)a->x.data, a->x.stride[0], d,
+              a->d_rope, a->format);
 }
 
 static __global__ void ring_write_kernel(struct ds4_dev_batch batch, const float *x, int64_t stride,

@@ -6,8 +6,19 @@
 #include "kernels/cuda/device.cuh"
 
 #define SYNTH_FN               static __device__ inline
-#define SYNTH_HALF(x)          __half_as_ushort(__float2half_rn(x))
+#define SYNTH_HALF(x)          synth_half(x)
 #define SYNTH_MUL_ADD(a, b, c) __fadd_rn(__fmul_rn(a, b), c)
+
+/* The bits pass through a register that the compiler cannot look into: it knows of a half's two bytes
+ * stored one by one, and stores wrong ones (nvcc 13.0, sm_90). */
+static __device__ inline uint16_t synth_half(float x)
+{
+    uint32_t bits = __half_as_ushort(__float2half_rn(x));
+
+    asm volatile("" : "+r"(bits));
+    return (uint16_t)bits;
+}
+
 #include "common/synth_body.h"
 
 #define SYNTH_THREADS  128

@@ -92,24 +92,28 @@ ds4_tile_decode(const struct ds4_product &p, const struct ds4_tile_work &k, int3
     const int32_t unit = k0 / DS4_UNIT + (int32_t)threadIdx.x % units;
     const uint8_t *stored = k.w + (size_t)row * p.row_bytes;
 
+    if constexpr (ds4_is_scalar(D)) {
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        const int32_t left = p.n_col - DS4_UNIT * unit - 4 * j;
-        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (int j = 0; j < 8; j++) {
+            const int32_t left = p.n_col - DS4_UNIT * unit - 4 * j;
+            float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
-        if constexpr (ds4_is_scalar(D)) {
             if (left > 0)
                 v = ds4_unit_quad_end<D>(ds4_span_of(stored), unit, j, left);
-        } else if (left > 0) {
-            const size_t skip = (size_t)(k0 / DS4_TILE_CHUNK) * ds4_tile_raw<D>::bytes;
-            const struct ds4_shared_span span = {
-                (const uint32_t *)(raw + r * ds4_tile_raw<D>::room),
-                (uint32_t)((uintptr_t)(stored + skip) & 15), grid};
-
-            v = ds4_unit_quad<D>(span, unit % (DS4_TILE_CHUNK / DS4_UNIT), j);
+            pair[2 * j] = ds4_bf16_pair(v.x, v.y);
+            pair[2 * j + 1] = ds4_bf16_pair(v.z, v.w);
         }
-        pair[2 * j] = ds4_bf16_pair(v.x, v.y);
-        pair[2 * j + 1] = ds4_bf16_pair(v.z, v.w);
+    } else {
+        const size_t skip = (size_t)(k0 / DS4_TILE_CHUNK) * ds4_tile_raw<D>::bytes;
+        const struct ds4_shared_span span = {(const uint32_t *)(raw + r * ds4_tile_raw<D>::room),
+                                             (uint32_t)((uintptr_t)(stored + skip) & 15), grid};
+        float v[DS4_UNIT] = {};
+
+        if (DS4_UNIT * unit < p.n_col)
+            ds4_unit_values<D>(span, unit % (DS4_TILE_CHUNK / DS4_UNIT), v);
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            pair[i] = ds4_bf16_pair(v[2 * i], v[2 * i + 1]);
     }
 }
 

@@ -241,6 +241,43 @@ static __device__ __forceinline__ void ds4_unit_scale(const S &b, uint32_t u, ui
     }
 }
 
+/* The eight words of unit u.  Q8_0: neighbouring words share their loads, which the compiler cannot see. */
+template <int D>
+static __device__ __forceinline__ void ds4_unit_words(const struct ds4_shared_span &b, uint32_t u,
+                                                      uint32_t (&q)[8])
+{
+    if constexpr (D == DS4_DTYPE_Q8_0) {
+        const uint32_t at = b.at + 34 * u + 2, shift = (at & 3) * 8;
+        const uint32_t *const word = b.word + (at >> 2);
+        uint32_t low = word[0];
+
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const uint32_t high = word[j + 1];
+
+            q[j] = __funnelshift_r(low, high, shift);
+            low = high;
+        }
+    } else if constexpr (D == DS4_DTYPE_IQ2_XXS) {
+        const uint32_t at = u / 8 * ds4_block_bytes(D) + 2 + 8 * (u % 8);
+        const uint32_t index = b.u32(at), sign = b.u32(at + 4);
+
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint2 v = ((const uint2 *)b.grid)[index >> 8 * j & 255];
+            uint32_t s = sign >> 7 * j & 127;
+
+            s |= (uint32_t)(__popc(s) & 1) << 7;
+            q[2 * j] = ds4_iq2_word(v.x, s & 15);
+            q[2 * j + 1] = ds4_iq2_word(v.y, s >> 4);
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            q[j] = ds4_unit_word<D>(b, u, j);
+    }
+}
+
 /* ---- f32 values ------------------------------------------------------------------------------------ */
 
 /* Byte k of q as a float: the byte becomes the low mantissa of 2^23, exactly (and faster than a
@@ -248,6 +285,29 @@ static __device__ __forceinline__ void ds4_unit_scale(const S &b, uint32_t u, ui
 static __device__ __forceinline__ float ds4_byte_f32(uint32_t biased, int k)
 {
     return __fsub_rn(ds4_bits_f32(__byte_perm(biased, 0x4b000000u, 0x7440 + k)), 8388736.0f);
+}
+
+/* All values of unit u of a quantised format; as ds4_unit_quad, four by four. */
+template <int D>
+static __device__ __forceinline__ void ds4_unit_values(const struct ds4_shared_span &b, uint32_t u,
+                                                       float (&v)[DS4_UNIT])
+{
+    constexpr int halves = ds4_has_halves(D) ? 2 : 1;
+    uint32_t q[8];
+    float s[halves], m[halves];
+
+    ds4_unit_words<D>(b, u, q);
+#pragma unroll
+    for (int h = 0; h < halves; h++)
+        ds4_unit_scale<D>(b, u, h, &s[h], &m[h]);
+#pragma unroll
+    for (int i = 0; i < DS4_UNIT; i++) {
+        const int h = i / 16 * (halves - 1);
+
+        v[i] = __fmul_rn(s[h], ds4_byte_f32(q[i / 4] ^ 0x80808080u, i % 4));
+        if (ds4_has_min(D))
+            v[i] = __fsub_rn(v[i], m[h]);
+    }
 }
 
 /* Values 4j .. 4j + 3 of unit u. */
