@@ -6,6 +6,7 @@
  *   2. a warp makes two rows of y for all tokens: it streams those rows of the shared expert, then of every
  *      touched expert in rising order, and adds each to its tokens' sums in shared memory.  Nothing
  *      is written but y, and the order of the sums is fixed.
+ * A step of one token spreads 2. over two warps a row pair, with the same sums (ds4_down_one_kernel).
  * Weights come through the rings of gemv.cuh, one pipeline over all experts of a warp, and are read once per
  * eight slots.  Bytes: touched experts and the shared expert, once.  Bound: memory, IQ2_XXS the decoding. */
 #ifndef DS4_KERNELS_CUDA_EXPERTS_CUH

@@ -2,7 +2,7 @@
  *
  * A product is one matrix, a block-diagonal row of them, or the expert stack of a mixture; inputs are
  * packed once per call in the form the kernel wants.  Three kernels:
- *   EXACT  f32 inputs, f32 sums, weights as stored           gemv.cuh
+ *   EXACT  f32 inputs, f32 sums, weights as stored           gemv.cuh, dots.cuh
  *   INT8   int8 inputs, integer sums per 32 (or 16) values   gemv.cuh
  *   TILE   bf16 inputs and weights on tensor cores           tile.cuh
  * In the first two a row's bits do not depend on the other rows of the call or on their number. */
