@@ -59,7 +59,8 @@ struct control {
     struct ds4_deadline heartbeat;
     struct ds4_deadline ping;
     struct ds4_deadline extend;
-    bool leaving;                   /* the step loop was told to stop */
+    bool leaving; /* the step loop was told to stop */
+    bool said_stopping;
     struct ds4_deadline release;    /* a stop waits no longer for the router */
     struct ds4_deadline leave;      /* the running step gets no longer */
     struct ds4_deadline leave_hard; /* then the process ends regardless */
@@ -207,6 +208,14 @@ static void set_state(struct control *c, enum ds4_worker_state state, const char
 
 /* ---- leaving ---- */
 
+/* Once, whether a stop waits for running answers first or not. */
+static void say_stopping(struct control *c)
+{
+    if (!c->said_stopping)
+        ds4_service_stopping();
+    c->said_stopping = true;
+}
+
 static void leave(struct control *c, bool drain, const char *why)
 {
     if (c->leaving) {
@@ -216,7 +225,7 @@ static void leave(struct control *c, bool drain, const char *why)
     }
     c->leaving = true;
     c->release = never;
-    ds4_service_stopping();
+    say_stopping(c);
     set_state(c, DS4_WORKER_DRAINING, why);
     if (!c->loaded) { /* loading cannot be interrupted, nor needs it be */
         finish_as_asked(c);
@@ -231,7 +240,7 @@ static void leave(struct control *c, bool drain, const char *why)
  * finish.  The router, told by the heartbeat, admits no more and lets go when the last one has. */
 static void ask_to_leave(struct control *c)
 {
-    ds4_service_stopping();
+    say_stopping(c);
     set_state(c, DS4_WORKER_DRAINING, "stopped by a signal; running answers may finish");
     c->release = ds4_deadline_in_ms(RELEASE_MS);
 }
