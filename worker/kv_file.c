@@ -323,9 +323,9 @@ static int write_tmp(struct ds4_kv_files *files, const struct ds4_kv_job *job,
 static bool exists(struct ds4_kv_files *files, const struct ds4_kv_job *job, const char *path,
                    struct ds4_kv_done *done)
 {
-    struct ds4_kv_part part;
+    struct ds4_kv_part part = {0};
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    size_t header;
+    size_t header = 0;
     struct stat st;
     int rc;
 
@@ -440,8 +440,8 @@ static int read_open_part(struct ds4_kv_files *files, int fd, const struct ds4_k
                           struct ds4_kv_done *done)
 {
     uint8_t digest[DS4_ID_BYTES];
-    struct ds4_kv_part part;
-    size_t header;
+    struct ds4_kv_part part = {0};
+    size_t header = 0;
     struct stat st;
 
     if (fstat(fd, &st) != 0)

@@ -154,7 +154,8 @@ static void drop_empty_root(struct ds4_prefix *p, struct ds4_prefix_node *node)
     free(node);
 }
 
-void ds4_node_remove(struct ds4_prefix *p, struct ds4_prefix_node *node)
+/* Its root stays, even childless. */
+static void remove_leaf(struct ds4_prefix *p, struct ds4_prefix_node *node)
 {
     struct ds4_prefix_node *parent = node->parent;
 
@@ -172,6 +173,13 @@ void ds4_node_remove(struct ds4_prefix *p, struct ds4_prefix_node *node)
     p->n_tok -= node->n;
     p->n_node--;
     free(node);
+}
+
+void ds4_node_remove(struct ds4_prefix *p, struct ds4_prefix_node *node)
+{
+    struct ds4_prefix_node *parent = node->parent;
+
+    remove_leaf(p, node);
     drop_empty_root(p, parent);
 }
 
@@ -554,9 +562,7 @@ void ds4_prefix_unmake(struct ds4_prefix *p, struct ds4_prefix_node *node, uint6
     node->refs--;
     while (is_unused_of(p, node, maker)) {
         next = node->parent;
-        next->refs++; /* a root must outlive its last child here */
-        ds4_node_remove(p, node);
-        next->refs--;
+        remove_leaf(p, node);
         node = next;
     }
     drop_empty_root(p, node);
