@@ -490,11 +490,6 @@ int32_t ds4_weights_n_shard(const struct ds4_weights_file *wf)
     return wf->n_shard;
 }
 
-const struct ds4_gguf *ds4_weights_shard(const struct ds4_weights_file *wf, int32_t shard)
-{
-    return &wf->shard[shard].gguf;
-}
-
 const struct ds4_tensor_info *ds4_weights_find(const struct ds4_weights_file *wf, const char *name)
 {
     size_t low = 0;

@@ -40,8 +40,6 @@ const struct ds4_synth_recipe *ds4_weights_recipe(const struct ds4_weights_file 
 /* Metadata of the first file; read it with the ds4_gguf_get_* functions. */
 const struct ds4_gguf *ds4_weights_meta(const struct ds4_weights_file *wf);
 int32_t ds4_weights_n_shard(const struct ds4_weights_file *wf);
-/* Header of one file of the set. */
-const struct ds4_gguf *ds4_weights_shard(const struct ds4_weights_file *wf, int32_t shard);
 
 /* Tensors by name (NULL if there is none) and by index, in file order over all shards. */
 const struct ds4_tensor_info *ds4_weights_find(const struct ds4_weights_file *wf, const char *name);

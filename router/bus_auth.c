@@ -5,6 +5,7 @@
  * status, text, user and metadata back.  Anything that does not look so is refused. */
 #include "router/bus_auth.h"
 
+#include "common/curve_key.h"
 #include "common/log.h"
 
 #include <errno.h>
@@ -16,7 +17,6 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#define KEY_TEXT_BYTES  40
 #define KEY_BYTES       32
 #define ZAP_ENDPOINT    "inproc://zeromq.zap.01"
 #define ZAP_VERSION     "1.0"
@@ -40,27 +40,6 @@ struct frame {
 
 /* ---- files ---- */
 
-static int read_key(const char *dir, const char *name, char key[KEY_TEXT_BYTES + 1],
-                    struct ds4_err *err)
-{
-    char path[4096];
-    FILE *file;
-    size_t n;
-
-    if ((size_t)snprintf(path, sizeof(path), "%s/%s", dir, name) >= sizeof(path))
-        return ds4_fail(err, DS4_E_INVALID, "name of the key folder is too long");
-    file = fopen(path, "re");
-    if (file == NULL)
-        return ds4_fail(err, DS4_E_IO, "could not read %s: %s", path, strerror(errno));
-    n = fread(key, 1, KEY_TEXT_BYTES, file);
-    fclose(file);
-    key[n] = 0;
-    if (n != KEY_TEXT_BYTES || strlen(key) != KEY_TEXT_BYTES)
-        return ds4_fail(err, DS4_E_INVALID, "%s holds no key of %d characters", path,
-                        KEY_TEXT_BYTES);
-    return 0;
-}
-
 static int write_key(const char *dir, const char *name, mode_t mode, const char *key,
                      struct ds4_err *err)
 {
@@ -73,7 +52,7 @@ static int write_key(const char *dir, const char *name, mode_t mode, const char 
     if (fd < 0)
         return ds4_fail(err, errno == EEXIST ? DS4_E_INVALID : DS4_E_IO, "could not create %s: %s",
                         path, strerror(errno));
-    if (write(fd, key, KEY_TEXT_BYTES) != KEY_TEXT_BYTES || fsync(fd) != 0)
+    if (write(fd, key, DS4_CURVE_KEY_CHARS) != DS4_CURVE_KEY_CHARS || fsync(fd) != 0)
         rc = ds4_fail(err, DS4_E_IO, "could not write %s: %s", path, strerror(errno));
     close(fd);
     return rc;
@@ -82,7 +61,7 @@ static int write_key(const char *dir, const char *name, mode_t mode, const char 
 int ds4_bus_auth_make_keys(const char *dir, struct ds4_err *err)
 {
     static const char *const who[] = {"router", "worker"};
-    char name[32], public_key[KEY_TEXT_BYTES + 1], secret[KEY_TEXT_BYTES + 1];
+    char name[32], public_key[DS4_CURVE_KEY_CHARS + 1], secret[DS4_CURVE_KEY_CHARS + 1];
 
     for (size_t i = 0; i < sizeof(who) / sizeof(who[0]); i++) {
         if (zmq_curve_keypair(public_key, secret) != 0)
@@ -183,7 +162,7 @@ struct ds4_bus_auth *ds4_bus_auth_start(void *context, void *socket, const char 
                                         struct ds4_err *err)
 {
     struct ds4_bus_auth *auth = calloc(1, sizeof(*auth));
-    char secret[KEY_TEXT_BYTES + 1], worker[KEY_TEXT_BYTES + 1];
+    char secret[DS4_CURVE_KEY_CHARS + 1], worker[DS4_CURVE_KEY_CHARS + 1];
     const int on = 1;
     int rc;
 
@@ -191,8 +170,8 @@ struct ds4_bus_auth *ds4_bus_auth_start(void *context, void *socket, const char 
         ds4_fail(err, DS4_E_NOMEM, "no memory for keys");
         return NULL;
     }
-    if (read_key(dir, "router.secret", secret, err) != 0 ||
-        read_key(dir, "worker.public", worker, err) != 0)
+    if (ds4_curve_key_read(dir, "router.secret", secret, err) != 0 ||
+        ds4_curve_key_read(dir, "worker.public", worker, err) != 0)
         goto fail;
     if (zmq_z85_decode(auth->worker_key, worker) == NULL ||
         zmq_setsockopt(socket, ZMQ_CURVE_SERVER, &on, sizeof(on)) != 0 ||

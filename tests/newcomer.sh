@@ -36,7 +36,7 @@ make_base() {
     local mirror
     mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
         awk '$2 == "bookworm" { print $1; exit }')
-    debootstrap --variant=minbase bookworm "$1" "${mirror:-http://deb.debian.org/debian}" >"$1.log" 2>&1 ||
+    debootstrap --variant=minbase bookworm "$1" ${mirror:+"$mirror"} >"$1.log" 2>&1 ||
         { tail -n 20 "$1.log"; return 1; }
 }
 

@@ -5,6 +5,7 @@
  * which knew our generation may be gone.  On tcp, ZeroMQ's own heartbeats find a silent peer. */
 #include "worker/bus.h"
 
+#include "common/curve_key.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,7 +20,6 @@
 #define PEER_PING_MS     1000
 #define PEER_SILENT_MS   3000
 #define QUEUE_FRAMES     1000
-#define CURVE_KEY_BYTES  40 /* Z85 text of 32 bytes */
 #define IPC_PREFIX       "ipc://"
 
 struct ds4_wbus {
@@ -41,32 +41,13 @@ static int set_int(void *socket, int option, int value, struct ds4_err *err)
     return 0;
 }
 
-static int read_key(const char *dir, const char *name, char key[CURVE_KEY_BYTES + 1],
-                    struct ds4_err *err)
-{
-    char path[4096];
-    FILE *file;
-    size_t n;
-
-    if ((size_t)snprintf(path, sizeof(path), "%s/%s", dir, name) >= sizeof(path))
-        return ds4_fail(err, DS4_E_INVALID, "name of the key folder is too long");
-    file = fopen(path, "re");
-    if (file == NULL)
-        return ds4_fail(err, DS4_E_IO, "could not read %s: %s", path, strerror(errno));
-    n = fread(key, 1, CURVE_KEY_BYTES, file);
-    fclose(file);
-    key[n] = 0;
-    if (n != CURVE_KEY_BYTES || strlen(key) != CURVE_KEY_BYTES)
-        return ds4_fail(err, DS4_E_INVALID, "%s holds no key of %d characters", path,
-                        CURVE_KEY_BYTES);
-    return 0;
-}
-
 static int use_curve(void *socket, const char *dir, struct ds4_err *err)
 {
-    char server[CURVE_KEY_BYTES + 1], secret[CURVE_KEY_BYTES + 1], own[CURVE_KEY_BYTES + 1];
+    char server[DS4_CURVE_KEY_CHARS + 1], secret[DS4_CURVE_KEY_CHARS + 1],
+        own[DS4_CURVE_KEY_CHARS + 1];
 
-    if (read_key(dir, "router.public", server, err) || read_key(dir, "worker.secret", secret, err))
+    if (ds4_curve_key_read(dir, "router.public", server, err) ||
+        ds4_curve_key_read(dir, "worker.secret", secret, err))
         return -1;
     if (zmq_curve_public(own, secret) != 0 ||
         zmq_setsockopt(socket, ZMQ_CURVE_SERVERKEY, server, sizeof(server)) != 0 ||

@@ -93,14 +93,6 @@ struct ds4_loop {
 
 /* ---- phases ---- */
 
-const char *ds4_loop_phase_text(enum ds4_loop_phase phase)
-{
-    static const char *const text[N_PHASE] = {"load",    "command", "form", "token",
-                                              "receive", "compute", "send"};
-
-    return (unsigned)phase < N_PHASE ? text[phase] : "?";
-}
-
 static void enter(struct ds4_loop *loop, enum ds4_loop_phase phase)
 {
     int64_t now_ns = ds4_clock_ns();

@@ -120,7 +120,6 @@ enum ds4_loop_phase {
     DS4_PHASE_COMPUTE,
     DS4_PHASE_SEND /* rows or record */
 };
-const char *ds4_loop_phase_text(enum ds4_loop_phase phase);
 
 struct ds4_loop_status {
     enum ds4_loop_phase phase;

@@ -194,11 +194,6 @@ int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form,
     return 0;
 }
 
-bool ds4_sched_is_started(const struct ds4_sched *s)
-{
-    return s->started;
-}
-
 /* ---- ends ---------------------------------------------------------------------------------------- */
 
 static void note_end(struct ds4_sched *s, int64_t now_ns)

@@ -74,7 +74,6 @@ int ds4_sched_start(struct ds4_sched *sched, const struct ds4_form *form,
  * DS4_REASON_RESTARTED, wait to be computed again; the queue stays. */
 void ds4_sched_stop(struct ds4_sched *sched, enum ds4_reason reason, const struct ds4_err *why,
                     int64_t now_ns);
-bool ds4_sched_is_started(const struct ds4_sched *sched);
 
 /* Fails everything that waits (the cluster will not come back soon, or a shutdown). */
 void ds4_sched_fail_queue(struct ds4_sched *sched, enum ds4_reason reason,
