@@ -54,7 +54,7 @@ static void begin(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_pre
         seq->install_pos = hot.install_pos;
     } else if (hit->point != NULL) {
         seq->install = hit->point;
-        seq->install->pins++;
+        ds4_points_pin(&s->points, seq->install);
         seq->hi = hit->start;
         seq->install_pos = hit->start;
     } else {
@@ -84,7 +84,7 @@ static struct ds4_seq *make_seq(struct ds4_sched *s, struct ds4_request *req,
     s->next_seq++;
     seq->n_prompt = req->n_prompt; /* of a replayed answer, more than the prompt is known */
     seq->paused = req->paused;
-    seq->lease = lease;
+    ds4_engine_seat(s, seq, lease);
     seq->salt = req->salt;
     seq->affinity = req->affinity;
     seq->stand = ds4_prefix_stand(&s->prefix, hit, req->salt);

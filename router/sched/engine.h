@@ -61,6 +61,7 @@ struct ds4_sched {
     const struct ds4_kv_lease *probe_lease; /* held for the whole generation */
     bool canary_due;                        /* the next free place is for the canary */
     bool *slot_open;                        /* [n_slots]: the stages hold rows for it */
+    struct ds4_seq **of_slot; /* [n_slots]: the sequence that has the slot's lease, or NULL */
     DS4_VEC(struct ds4_save)
     park;                        /* slots that kept their rings: the next step takes their blocks */
     DS4_VEC(int32_t) close_slot; /* to be closed by the next step */
@@ -115,6 +116,8 @@ bool ds4_engine_splice(struct ds4_sched *s, struct ds4_seq *seq, int32_t n_drop,
                        const int32_t *token, int32_t n, struct ds4_err *err);
 /* The sequence has no posted entries left and its answer is over: keep it for its prefix or close. */
 void ds4_engine_settle(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns);
+/* The lease is the sequence's from now on. */
+void ds4_engine_seat(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_kv_lease *lease);
 /* Frees a sequence whose lease is gone. */
 void ds4_engine_forget_seq(struct ds4_sched *s, struct ds4_seq *seq);
 /* The next step closes or opens the slot, which takes its blocks anyhow. */

@@ -86,12 +86,11 @@ void ds4_engine_find_marks(struct ds4_sched *s, struct ds4_seq *seq)
     }
 }
 
-static struct ds4_seq *running(const struct ds4_sched *s, uint64_t id)
+static struct ds4_seq *running(const struct ds4_sched *s, const struct ds4_save *save)
 {
-    for (size_t i = 0; i < s->seqs.len; i++)
-        if (s->seqs.ptr[i]->id == id)
-            return s->seqs.ptr[i];
-    return NULL;
+    struct ds4_seq *seq = s->of_slot[save->slot];
+
+    return seq != NULL && seq->id == save->seq ? seq : NULL;
 }
 
 /* One past the highest position written once the first n_pick picks, not booked yet, have run. */
@@ -122,7 +121,7 @@ void ds4_engine_drop_overtaken(struct ds4_sched *s, int32_t n_pick)
 {
     for (size_t i = s->points.wanted.len; i > 0; i--) {
         struct ds4_point *point = s->points.wanted.ptr[i - 1].point;
-        struct ds4_seq *seq = running(s, s->points.wanted.ptr[i - 1].seq);
+        struct ds4_seq *seq = running(s, &s->points.wanted.ptr[i - 1]);
 
         if (seq == NULL || hi_after(s, seq, n_pick) - point->pos <= s->config.hot_window_tok)
             continue; /* the rings of one that is over stand still */
@@ -250,7 +249,7 @@ void ds4_engine_settle(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns)
         return;
     }
     if (seq->install != NULL)
-        seq->install->pins--;
+        ds4_points_unpin(&s->points, seq->install);
     seq->install = NULL;
     /* Only tokens that were run have state; the newest sampled one usually has none yet. */
     if (!seq->spoiled && seq->opened && seq->n_acked > 0 && (size_t)seq->n_acked <= seq->token.len)

@@ -2,8 +2,9 @@
  *
  * The idea of kv-cache.md 1.5: rings reach back a hot window only, so what lies further back is saved
  * while it passes by, and a cut computes again from the nearest point below it.
- * The list that a point is in is its class; the oldest of the lowest class goes first, so a flood of
- * routine points cannot push out what a shared system prompt begins with. */
+ * The oldest of the lowest class goes first, so a flood of routine points cannot push out what a shared system
+ * prompt begins with.  Those that cannot go now (not saved yet, still their sequence's, pinned) wait in a list of
+ * their own, because with many running sequences they are most. */
 #include "router/sched/point.h"
 
 #include "proto/point.h"
@@ -24,11 +25,12 @@ static int64_t cost(const struct ds4_points *p, int32_t stage, int32_t pos)
                           p->host.stage[stage].unit_bytes);
 }
 
-/* Is there room for a point at pos on every stage? */
-static bool has_room(const struct ds4_points *p, int32_t pos)
+/* Is there room for a point at pos on every stage, once freed[stage] bytes more are free (NULL: none)? */
+static bool has_room(const struct ds4_points *p, int32_t pos, const int64_t *freed)
 {
     for (int32_t s = 0; s < p->host.n_stage; s++)
-        if (p->host.stage[s].used_bytes + cost(p, s, pos) > p->host.stage[s].max_bytes)
+        if (p->host.stage[s].used_bytes - (freed == NULL ? 0 : freed[s]) + cost(p, s, pos) >
+            p->host.stage[s].max_bytes)
             return false;
     return p->host.n_stage > 0;
 }
@@ -42,7 +44,7 @@ static void charge(struct ds4_points *p, int32_t pos, int32_t sign)
 
 void ds4_points_deinit(struct ds4_points *p)
 {
-    for (int32_t c = 0; c < DS4_N_POINT_CLASS; c++)
+    for (int32_t c = 0; c < DS4_N_POINT_LIST; c++)
         while (p->oldest[c] != NULL) {
             struct ds4_point *point = p->oldest[c];
 
@@ -63,44 +65,54 @@ enum ds4_point_class ds4_point_class_at(int32_t pos)
 
 static void unlink_point(struct ds4_points *p, struct ds4_point *point)
 {
-    *(point->older != NULL ? &point->older->newer : &p->oldest[point->class]) = point->newer;
-    *(point->newer != NULL ? &point->newer->older : &p->newest[point->class]) = point->older;
+    *(point->older != NULL ? &point->older->newer : &p->oldest[point->list]) = point->newer;
+    *(point->newer != NULL ? &point->newer->older : &p->newest[point->list]) = point->older;
+}
+
+static int32_t list_of(const struct ds4_point *point)
+{
+    bool can_go = point->pins == 0 && point->node != NULL && point->ready;
+
+    return can_go ? (int32_t)point->class : DS4_POINT_HELD;
 }
 
 static void link_newest(struct ds4_points *p, struct ds4_point *point)
 {
+    point->list = list_of(point);
     point->newer = NULL;
-    point->older = p->newest[point->class];
-    *(point->older != NULL ? &point->older->newer : &p->oldest[point->class]) = point;
-    p->newest[point->class] = point;
+    point->older = p->newest[point->list];
+    *(point->older != NULL ? &point->older->newer : &p->oldest[point->list]) = point;
+    p->newest[point->list] = point;
 }
 
-static bool can_go(const struct ds4_point *point)
+/* After a change of what list_of looks at. */
+static void relist(struct ds4_points *p, struct ds4_point *point)
 {
-    return point->pins == 0 && point->node != NULL && point->ready;
+    if (point->list == list_of(point))
+        return;
+    unlink_point(p, point);
+    link_newest(p, point);
 }
 
 /* The next to be given up for one of `class`; NULL if all that is left is in use, or worth more. */
 static struct ds4_point *victim(const struct ds4_points *p, enum ds4_point_class class)
 {
     for (int32_t c = 0; c <= (int32_t) class; c++)
-        for (struct ds4_point *point = p->oldest[c]; point != NULL; point = point->newer)
-            if (can_go(point))
-                return point;
+        if (p->oldest[c] != NULL)
+            return p->oldest[c];
     return NULL;
 }
 
 /* Would giving up victims in turn make room?  Asked first, so that who is refused has cost nobody a point. */
 static bool can_make_room(const struct ds4_points *p, int32_t pos, enum ds4_point_class class)
 {
-    struct ds4_points left = *p; /* its books, not its lists */
+    int64_t freed[DS4_MAX_STAGES] = {0};
 
     for (int32_t c = 0; c <= (int32_t) class; c++)
         for (const struct ds4_point *point = p->oldest[c]; point != NULL; point = point->newer) {
-            if (!can_go(point))
-                continue;
-            charge(&left, point->pos, -1);
-            if (has_room(&left, pos))
+            for (int32_t s = 0; s < p->host.n_stage; s++)
+                freed[s] += cost(p, s, point->pos);
+            if (has_room(p, pos, freed))
                 return true;
         }
     return false;
@@ -112,9 +124,9 @@ struct ds4_point *ds4_points_want(struct ds4_points *p, const struct ds4_save *w
     struct ds4_save save = *where;
     struct ds4_point *point;
 
-    if (!has_room(p, pos) && !can_make_room(p, pos, class))
+    if (!has_room(p, pos, NULL) && !can_make_room(p, pos, class))
         return NULL;
-    while (!has_room(p, pos)) {
+    while (!has_room(p, pos, NULL)) {
         p->n_thinned++;
         ds4_points_drop(p, victim(p, class));
     }
@@ -157,10 +169,12 @@ void ds4_points_acked(struct ds4_points *p, int64_t step_no)
     for (size_t i = 0; i < p->saving.len; i++) {
         struct ds4_point *point = p->saving.ptr[i];
 
-        if (point->save_step <= step_no)
-            point->ready = true;
-        else
+        if (point->save_step > step_no) {
             p->saving.ptr[n++] = point;
+            continue;
+        }
+        point->ready = true;
+        relist(p, point);
     }
     p->saving.len = n;
 }
@@ -178,6 +192,24 @@ void ds4_points_forget_slot(struct ds4_points *p, int32_t slot)
     for (size_t i = p->wanted.len; i > 0; i--)
         if (p->wanted.ptr[i - 1].slot == slot)
             ds4_points_drop(p, p->wanted.ptr[i - 1].point);
+}
+
+void ds4_points_pin(struct ds4_points *p, struct ds4_point *point)
+{
+    point->pins++;
+    relist(p, point);
+}
+
+void ds4_points_unpin(struct ds4_points *p, struct ds4_point *point)
+{
+    point->pins--;
+    relist(p, point);
+}
+
+void ds4_points_hang(struct ds4_points *p, struct ds4_point *point, struct ds4_prefix_node *node)
+{
+    point->node = node;
+    relist(p, point);
 }
 
 void ds4_points_touch(struct ds4_points *p, struct ds4_point *point)
@@ -232,8 +264,11 @@ int ds4_points_check(const struct ds4_points *p, struct ds4_err *err)
     int64_t used[DS4_MAX_STAGES] = {0};
     int32_t n = 0;
 
-    for (int32_t c = 0; c < DS4_N_POINT_CLASS; c++)
+    for (int32_t c = 0; c < DS4_N_POINT_LIST; c++)
         for (const struct ds4_point *point = p->oldest[c]; point != NULL; point = point->newer) {
+            if (point->list != c || point->list != list_of(point))
+                return ds4_fail(err, DS4_E_BUG, "point at %d is in list %d of %d", point->pos, c,
+                                list_of(point));
             for (int32_t s = 0; s < p->host.n_stage; s++)
                 used[s] += cost(p, s, point->pos);
             n++;

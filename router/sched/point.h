@@ -8,8 +8,8 @@
  * out others, never pinned ones: first the oldest of those that are far apart, then the dense ones, then
  * tails, and those at message boundaries last.
  *
- * Invariant: each stage's used_bytes is the sum over all points; a point is in one class list and at
- * most one node. */
+ * Invariant: each stage's used_bytes is the sum over all points; a point is at most on one node, and in the list
+ * of its class exactly while it can be given up: who looks for a victim passes by no other. */
 #ifndef DS4_ROUTER_SCHED_POINT_H
 #define DS4_ROUTER_SCHED_POINT_H
 
@@ -31,7 +31,9 @@ enum ds4_point_class {
     DS4_POINT_DENSE,
     DS4_POINT_TAIL,     /* exact: end of a prompt or a turn */
     DS4_POINT_BOUNDARY, /* where a message begins */
-    DS4_N_POINT_CLASS
+    DS4_N_POINT_CLASS,
+    DS4_POINT_HELD = DS4_N_POINT_CLASS, /* the list of those that cannot be given up now */
+    DS4_N_POINT_LIST
 };
 
 struct ds4_prefix_node;
@@ -45,9 +47,10 @@ struct ds4_point {
         ready; /* the step that saves it is acknowledged; a stage that saves later is told to use it later
                  * still, for all obey steps in their order */
     int32_t pins;                    /* admitted requests that will start from it */
+    int32_t list;                    /* its class, or DS4_POINT_HELD */
     struct ds4_prefix_node *node;    /* where it hangs; NULL = its sequence has it still */
     struct ds4_point *next;          /* of the same node */
-    struct ds4_point *older, *newer; /* of the same class */
+    struct ds4_point *older, *newer; /* of the same list */
 };
 
 /* A point to be saved by the next step, from this slot. */
@@ -74,7 +77,7 @@ struct ds4_points {
     struct ds4_kv_host host;
     uint64_t next_id;
     int32_t n_point;
-    struct ds4_point *oldest[DS4_N_POINT_CLASS], *newest[DS4_N_POINT_CLASS];
+    struct ds4_point *oldest[DS4_N_POINT_LIST], *newest[DS4_N_POINT_LIST];
     DS4_VEC(struct ds4_save) wanted;
     DS4_VEC(struct ds4_point *) saving;
     DS4_VEC(uint64_t) dropped; /* ids the stages are to forget */
@@ -104,6 +107,12 @@ bool ds4_points_waits_for(const struct ds4_points *points, int32_t slot);
 /* The slot is to be closed: what was still to be saved from it is dropped. */
 void ds4_points_forget_slot(struct ds4_points *points, int32_t slot);
 
+/* Somebody will start from it: it stays until as many have let go. */
+void ds4_points_pin(struct ds4_points *points, struct ds4_point *point);
+void ds4_points_unpin(struct ds4_points *points, struct ds4_point *point);
+/* It hangs on this node from now on (ds4_prefix_attach). */
+void ds4_points_hang(struct ds4_points *points, struct ds4_point *point,
+                     struct ds4_prefix_node *node);
 /* It was of use. */
 void ds4_points_touch(struct ds4_points *points, struct ds4_point *point);
 /* Takes it off its node and frees it; the stages are told if they know it. */

@@ -505,7 +505,7 @@ void ds4_prefix_attach(struct ds4_prefix *p, struct ds4_prefix_node *node, struc
         ds4_points_drop(p->points, point);
         return;
     }
-    point->node = node;
+    ds4_points_hang(p->points, point, node);
     point->next = node->point;
     node->point = point;
 }

@@ -92,6 +92,8 @@ static void drop_generation(struct ds4_sched *s)
     s->canary_due = false;
     free(s->slot_open);
     s->slot_open = NULL;
+    free(s->of_slot);
+    s->of_slot = NULL;
     DS4_VEC_DEINIT(&s->close_slot);
     DS4_VEC_DEINIT(&s->park);
     for (int32_t i = 0; i < DS4_MAX_INFLIGHT; i++)
@@ -128,8 +130,9 @@ static int alloc_step(struct ds4_sched *s)
     s->op = calloc(DS4_MAX_STEP_OPS, sizeof(*s->op));
     s->shared = calloc((size_t)ds4_budget_blocks(s->form.context_tok), sizeof(*s->shared));
     s->slot_open = calloc((size_t)s->form.n_slots, sizeof(*s->slot_open));
+    s->of_slot = calloc((size_t)s->form.n_slots, sizeof(struct ds4_seq *));
     if (s->op == NULL || s->shared == NULL || s->pick == NULL || s->entry == NULL ||
-        s->open == NULL || s->token == NULL || s->slot_open == NULL ||
+        s->open == NULL || s->token == NULL || s->slot_open == NULL || s->of_slot == NULL ||
         DS4_VEC_RESERVE(&s->close_slot, (size_t)s->form.n_slots) != 0 ||
         DS4_VEC_RESERVE(&s->park, DS4_MAX_PARKS) != 0)
         return -1;
@@ -233,8 +236,16 @@ void ds4_engine_close_slot(struct ds4_sched *s, int32_t slot)
     s->close_slot.ptr[s->close_slot.len++] = slot;
 }
 
+void ds4_engine_seat(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_kv_lease *lease)
+{
+    seq->lease = lease;
+    seq->slot = lease->slot;
+    s->of_slot[lease->slot] = seq;
+}
+
 void ds4_engine_forget_seq(struct ds4_sched *s, struct ds4_seq *seq)
 {
+    s->of_slot[seq->slot] = NULL;
     for (size_t i = 0; i < s->seqs.len; i++)
         if (s->seqs.ptr[i] == seq) {
             s->seqs.ptr[i] = s->seqs.ptr[--s->seqs.len];
@@ -484,7 +495,7 @@ static struct ds4_seq *start_in_probe_place(struct ds4_sched *s, const int32_t *
     }
     s->next_seq++;
     ds4_budget_renew(s->budget, s->probe_lease);
-    seq->lease = s->probe_lease;
+    ds4_engine_seat(s, seq, s->probe_lease);
     s->probe = seq;
     return seq;
 }

@@ -53,6 +53,7 @@ struct ds4_seq {
     const struct ds4_kv_lease *lease; /* live; the holder is this sequence */
     uint64_t salt;
     uint64_t affinity;
+    int32_t slot;  /* of the lease, kept when that is gone */
     int32_t group; /* decode group, -1 none; kept by batch.c */
 
     /* What is kept of it (keep.c). */

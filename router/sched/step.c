@@ -71,7 +71,7 @@ static void begin_seq(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_step 
         op->epoch = lease->epoch;
         op->pos = seq->install->pos;
         op->point = seq->install->id;
-        seq->install->pins--;
+        ds4_points_unpin(&s->points, seq->install);
         seq->install = NULL;
     }
     if (lease->copy_from >= 0) {
@@ -410,14 +410,13 @@ static int32_t limit_of(const struct ds4_seq *seq, const struct ds4_token_entry 
 
 /* What the request makes of its tokens. */
 static void deliver(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_token_entry *entry,
-                    int64_t now_ns)
+                    int64_t now_ns, struct ds4_err *err)
 {
     struct ds4_request *req = seq->req;
     struct ds4_accept accept;
-    struct ds4_err err = {0};
     int64_t gap_ns = req->timing.last_token_ns == 0 ? 0 : now_ns - req->timing.last_token_ns;
 
-    accept = ds4_request_accept(req, entry, limit_of(seq, entry), now_ns, &err);
+    accept = ds4_request_accept(req, entry, limit_of(seq, entry), now_ns, err);
     if (!req->internal) {
         s->generated_tok += (uint64_t)accept.n_used;
         ds4_count_burst(s->config.metrics, accept.n_used, gap_ns);
@@ -431,19 +430,19 @@ static void deliver(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_t
     else if (accept.verdict == DS4_VERDICT_SPLICE)
         splice(s, seq, entry, &accept, now_ns);
     else if (accept.verdict == DS4_VERDICT_FAIL)
-        ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
+        ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, err);
     else if ((entry->flags & DS4_TOKEN_ENDED) != 0) {
         /* The stages will run nothing more of it, though nothing here says that it is over. */
-        ds4_fail(&err, DS4_E_PROTOCOL, "the last stage ended the sequence without a reason");
-        ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
+        ds4_fail(err, DS4_E_PROTOCOL, "the last stage ended the sequence without a reason");
+        ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, err);
     }
 }
 
+/* *err is somewhere to put the words of an end: clearing one per token would cost as much as the rest. */
 static void acked_entry(struct ds4_sched *s, const struct ds4_posted_entry *posted,
-                        const struct ds4_token_entry *entry, int64_t now_ns)
+                        const struct ds4_token_entry *entry, int64_t now_ns, struct ds4_err *err)
 {
     struct ds4_seq *seq = posted->seq;
-    struct ds4_err err = {0};
 
     if (seq->req == NULL) {
         if (seq->n_flight == 0)
@@ -454,14 +453,14 @@ static void acked_entry(struct ds4_sched *s, const struct ds4_posted_entry *post
         return;
     if ((entry->flags & DS4_TOKEN_NONFINITE) != 0) {
         ds4_metric_add(s->config.metrics, DS4_M_TRIPWIRES, 1, "nan_logits");
-        ds4_fail(&err, DS4_E_CORRUPT, "the model produced numbers that are not finite");
-        ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
+        ds4_fail(err, DS4_E_CORRUPT, "the model produced numbers that are not finite");
+        ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, err);
     } else if ((entry->flags & DS4_TOKEN_SKIPPED) != 0) {
         /* Only what has ended is skipped; waiting for more would be waiting for ever. */
-        ds4_fail(&err, DS4_E_PROTOCOL, "the stages skipped a running sequence");
-        ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
+        ds4_fail(err, DS4_E_PROTOCOL, "the stages skipped a running sequence");
+        ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, err);
     } else if (entry->n_token > 0) {
-        deliver(s, seq, entry, now_ns);
+        deliver(s, seq, entry, now_ns, err);
     } else if (entry->pos <= seq->n_prompt) {
         report_progress(s, seq, now_ns);
     }
@@ -491,6 +490,7 @@ int ds4_sched_tokens(struct ds4_sched *s, const struct ds4_tokens_out *out, int6
                      struct ds4_err *err)
 {
     struct ds4_posted_step *posted = &s->posted[s->first_posted];
+    struct ds4_err why = {0};
     bool good = false;
 
     if (!s->started || out->generation != s->form.generation)
@@ -530,7 +530,7 @@ int ds4_sched_tokens(struct ds4_sched *s, const struct ds4_tokens_out *out, int6
         posted->entry[i].seq->n_flight--;
         if (!posted->entry[i].stale)
             ds4_engine_index(s, posted->entry[i].seq, now_ns);
-        acked_entry(s, &posted->entry[i], &out->entry[i], now_ns);
+        acked_entry(s, &posted->entry[i], &out->entry[i], now_ns, &why);
     }
     return 0;
 }

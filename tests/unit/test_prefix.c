@@ -382,13 +382,13 @@ static void a_point_that_finds_no_room_pushes_out_no_other(void **state)
     fill(a, 1, 600);
     run(&r, a, 600, false, (const int32_t[]){128, 256}, 2);
     pinned = ds4_prefix_find(&r.prefix, a, 600, 0).point;
-    pinned->pins++;
+    ds4_points_pin(&r.points, pinned);
     assert_int_equal(r.points.n_point, 2);
     assert_null(
         ds4_points_want(&r.points, &from, 24, DS4_POINT_TAIL)); /* as much as four anchors */
     assert_int_equal(r.points.n_point, 2);
     assert_int_equal(r.points.n_thinned, 0);
-    pinned->pins--;
+    ds4_points_unpin(&r.points, pinned);
     close_rig(&r);
 }
 
@@ -405,11 +405,11 @@ static void a_point_that_somebody_will_start_from_survives_its_maker(void **stat
     run(&r, a, 200, false, (const int32_t[]){199}, 1);
     hit = ds4_prefix_find(&r.prefix, a, 200, 0);
     assert_int_equal(hit.start, 199);
-    hit.point->pins++;
+    ds4_points_pin(&r.points, hit.point);
     ds4_prefix_unmake(&r.prefix, ds4_prefix_stand(&r.prefix, &hit, 0), 1);
     assert_int_equal(r.points.n_point, 1);
     assert_sound(&r);
-    hit.point->pins--;
+    ds4_points_unpin(&r.points, hit.point);
     ds4_prefix_unmake(&r.prefix, ds4_prefix_stand(&r.prefix, &hit, 0), 1);
     assert_int_equal(r.points.n_point, 0);
     close_rig(&r);
