@@ -212,6 +212,8 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(BUILD)/lib/libsupport.a $(ARCHIVES)
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LDFLAGS_$(*)) \
 		$(LIBS_all) -lcmocka
+# It exports the driver's library, of its own making.
+LDFLAGS_unit/test_card_watch := -rdynamic
 # libFuzzer brings main(); elsewhere replay.c does and feeds the corpus.
 $(BUILD)/fuzz/%: $(BUILD)/obj/tests/fuzz/%.o $(if $(filter-out fuzz,$(CONFIG)),$(BUILD)/obj/tests/fuzz/replay.o) $(BUILD)/lib/libsupport.a $(ARCHIVES)
 	@mkdir -p $(@D)

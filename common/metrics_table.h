@@ -6,9 +6,10 @@
 #ifndef DS4_COMMON_METRICS_TABLE_H
 #define DS4_COMMON_METRICS_TABLE_H
 
-#define DS4_APIS  "api=chat|completions|responses|messages"
-#define DS4_STEPS "kind=prefill|decode|verify|mixed"
-#define DS4_STAGE "stage=#"
+#define DS4_APIS      "api=chat|completions|responses|messages"
+#define DS4_STEPS     "kind=prefill|decode|verify|mixed"
+#define DS4_STAGE     "stage=#"
+#define DS4_XID_CODES "code=13|31|43|45|48|62|63|64|74|79|94|95|109|119|120|154|other"
 #define DS4_EFFORTS                                                                                \
     "requested=none|minimal|low|medium|high|xhigh|max|ultra|absent|other,applied=off|low|high|max"
 #define DS4_ENDPOINTS                                                                              \
@@ -153,6 +154,28 @@
       "Single-precision operations per second the probe measured")                                 \
     X(STAGE_MEMORY, "ds4_stage_memory_bytes", GAUGE, NONE, DS4_STAGE ",kind=weights|kv|rss",       \
       "Memory of the stage")                                                                       \
+    X(GPU_TEMPERATURE, "ds4_gpu_temperature_celsius", GAUGE, NONE,                                 \
+      DS4_STAGE ",sensor=core|memory", "Temperature of the card")                                  \
+    X(GPU_TEMPERATURE_LIMIT, "ds4_gpu_temperature_limit_celsius", GAUGE, NONE,                     \
+      DS4_STAGE ",sensor=core|memory", "Temperature at which the card slows itself down")          \
+    X(GPU_POWER, "ds4_gpu_power_watts", GAUGE, NONE, DS4_STAGE, "Power the card draws")            \
+    X(GPU_POWER_LIMIT, "ds4_gpu_power_limit_watts", GAUGE, NONE, DS4_STAGE,                        \
+      "Power the card may draw")                                                                   \
+    X(GPU_CLOCK, "ds4_gpu_clock_hertz", GAUGE, NONE, DS4_STAGE ",clock=sm|memory",                 \
+      "Clocks of the card")                                                                        \
+    X(GPU_THROTTLE, "ds4_gpu_throttle", GAUGE, NONE,                                               \
+      DS4_STAGE ",reason=thermal|power_brake|power_cap", "1 while this holds the clocks down")     \
+    X(GPU_LINK_GENERATION, "ds4_gpu_link_generation", GAUGE, NONE, DS4_STAGE,                      \
+      "PCIe generation of the card's link now; lower when idle on some cards")                     \
+    X(GPU_LINK_WIDTH, "ds4_gpu_link_width", GAUGE, NONE, DS4_STAGE, "Lanes of the card's link")    \
+    X(GPU_MEMORY, "ds4_gpu_memory_bytes", GAUGE, NONE, DS4_STAGE ",kind=used|free",                \
+      "Memory of the card, by all its users")                                                      \
+    X(GPU_XID, "ds4_gpu_xid_total", COUNTER, NONE, DS4_STAGE "," DS4_XID_CODES,                    \
+      "Faults of the card that the driver reported, by number")                                    \
+    X(GPU_ECC_ERRORS, "ds4_gpu_ecc_errors_total", COUNTER, NONE, DS4_STAGE,                        \
+      "Uncorrected memory errors since the driver was loaded, on cards that tell")                 \
+    X(PCIE_REPLAYS, "ds4_pcie_replays_total", COUNTER, NONE, DS4_STAGE,                            \
+      "Repeated packets on the card's link since the driver was loaded")                           \
     X(GENERATION, "ds4_generation", GAUGE, NONE, "", "Formations of the cluster so far")           \
     X(REFORM_SECONDS, "ds4_reform_seconds", HISTOGRAM, LATENCY, "", "Time of a formation")         \
     X(REFORMS, "ds4_reforms_total", COUNTER, NONE, "result=ok|failed|timeout", "Formations")       \

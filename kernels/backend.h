@@ -369,6 +369,8 @@ struct ds4_backend {
     void (*close)(struct ds4_device *dev);
     /* For log lines and health: processor name and instruction set, or card and capability. */
     const char *(*describe)(const struct ds4_device *dev);
+    /* The card's PCI address, "0000:01:00.0", into text; "" on cpu. */
+    void (*address)(const struct ds4_device *dev, char *text, size_t size);
     int32_t (*n_device)(void);
     /* Bytes free and total on the device (host memory on cpu). */
     void (*memory)(struct ds4_device *dev, size_t *free_bytes, size_t *total_bytes);

@@ -345,6 +345,16 @@ int ds4_check_form(const struct ds4_form *form, struct ds4_err *err)
     return 0;
 }
 
+static int check_card(const struct ds4_card_state *card, struct ds4_err *err)
+{
+    const double most = 1e18;
+
+    for (int32_t i = 0; card->told && i < DS4_N_CARD_SENSOR; i++)
+        if (in_real_range("card", card->value[i], DS4_CARD_NOT_TOLD, most, err))
+            return -1;
+    return 0;
+}
+
 int ds4_check_health(const struct ds4_health *health, struct ds4_err *err)
 {
     const double max_seconds = 1e12;
@@ -370,7 +380,7 @@ int ds4_check_health(const struct ds4_health *health, struct ds4_err *err)
         in_range("probe", health->probe, 0, DS4_MAX_PROBE, err) ||
         in_real_range("memory_bytes_per_s", health->memory_bytes_per_s, 0, max_rate, err) ||
         in_real_range("link_bytes_per_s", health->link_bytes_per_s, 0, max_rate, err) ||
-        in_real_range("flops", health->flops, 0, max_rate, err) ||
+        in_real_range("flops", health->flops, 0, max_rate, err) || check_card(&health->card, err) ||
         is_text("message", health->message, sizeof(health->message), err))
         return -1;
     return 0;

@@ -626,6 +626,12 @@ int ds4_codec_encode_health(const struct ds4_health *health, struct ds4_buf *out
     wire.uses_streamed = h.uses_streamed;
     wire.uses_on_host = h.uses_on_host;
     wire.experts_moved = h.experts_moved;
+    if (h.card.told) {
+        wire.n_card = DS4_N_CARD_SENSOR;
+        wire.card = h.card.value;
+        wire.n_xid = DS4_N_XID;
+        wire.xid = h.card.xid;
+    }
     wire.message = ds4_codec_put_text(h.message, sizeof(h.message));
     if (ds4_check_health(&h, err))
         return ds4_err_wrap(err, "health");
@@ -641,6 +647,20 @@ static int get_step_times(size_t n, const uint64_t *bucket, double seconds,
     if (n != 0)
         memcpy(out->bucket, bucket, sizeof(out->bucket));
     out->seconds = seconds;
+    return 0;
+}
+
+static int get_card(const Ds4__Wire__Health *wire, struct ds4_card_state *out, struct ds4_err *err)
+{
+    if (wire->n_card == 0 && wire->n_xid == 0)
+        return 0;
+    if (wire->n_card != DS4_N_CARD_SENSOR || wire->n_xid != DS4_N_XID)
+        return ds4_fail(err, DS4_E_PROTOCOL,
+                        "%zu values and %zu counts of a card, must be %d and %d", wire->n_card,
+                        wire->n_xid, DS4_N_CARD_SENSOR, DS4_N_XID);
+    out->told = true;
+    memcpy(out->value, wire->card, sizeof(out->value));
+    memcpy(out->xid, wire->xid, sizeof(out->xid));
     return 0;
 }
 
@@ -686,7 +706,8 @@ static int get_health(const Ds4__Wire__Health *wire, uint32_t generation, struct
         get_step_times(wire->n_prefill_steps, wire->prefill_steps, wire->prefill_seconds,
                        &out->step_time[DS4_TIMED_PREFILL], err) ||
         get_step_times(wire->n_decode_steps, wire->decode_steps, wire->decode_seconds,
-                       &out->step_time[DS4_TIMED_DECODE], err))
+                       &out->step_time[DS4_TIMED_DECODE], err) ||
+        get_card(wire, &out->card, err))
         return -1;
     return ds4_check_health(out, err);
 }

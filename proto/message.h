@@ -295,6 +295,64 @@ struct ds4_step_times {
 enum ds4_timed_kind { DS4_TIMED_PREFILL, DS4_TIMED_DECODE }; /* PREFILL: has prompt rows */
 #define DS4_N_TIMED 2
 
+/* What a worker says of its card, where the driver's library is there to ask. */
+enum ds4_card_sensor {
+    DS4_CARD_CORE_C,
+    DS4_CARD_MEMORY_C,
+    DS4_CARD_CORE_LIMIT_C, /* where the card slows itself down */
+    DS4_CARD_MEMORY_LIMIT_C,
+    DS4_CARD_WATT,
+    DS4_CARD_LIMIT_WATT,
+    DS4_CARD_SM_HZ,
+    DS4_CARD_MEMORY_HZ,
+    DS4_CARD_LINK_GENERATION, /* of PCIe, now: an idle link may rest at a lower one */
+    DS4_CARD_LINK_WIDTH,
+    DS4_CARD_REPLAYS,    /* of the link, since the driver was loaded */
+    DS4_CARD_ECC_ERRORS, /* uncorrected, since the driver was loaded */
+    DS4_CARD_SLOW_HEAT,  /* 0 or 1, as the two below: what holds the clocks down now */
+    DS4_CARD_SLOW_BRAKE,
+    DS4_CARD_SLOW_POWER,
+    DS4_CARD_FREE_BYTES,
+    DS4_CARD_USED_BYTES,
+    DS4_N_CARD_SENSOR
+};
+#define DS4_CARD_NOT_TOLD (-1.0) /* by this card or driver */
+
+/* X(number, lasting, meaning): the driver's fault reports that are counted by number.  After a lasting one
+ * no restart helps, a person must; the others end the worker from within, as device faults, or are
+ * consequences of something else. */
+#define DS4_XIDS(X)                                                                                \
+    X(13, false, "exception in a kernel")                                                          \
+    X(31, false, "memory access fault")                                                            \
+    X(43, false, "channel reset after a fault in a kernel")                                        \
+    X(45, false, "cleaned up after a process that was killed")                                     \
+    X(48, true, "memory fault")                                                                    \
+    X(62, true, "power controller halted: power off fully")                                        \
+    X(63, true, "memory row remapping")                                                            \
+    X(64, true, "memory row remapping")                                                            \
+    X(74, false, "NVLink")                                                                         \
+    X(79, true, "the card has fallen off the bus: seating, power plug, riser")                     \
+    X(94, true, "memory fault")                                                                    \
+    X(95, true, "memory fault")                                                                    \
+    X(109, true, "timeout of a context switch")                                                    \
+    X(119, true, "the driver's processor does not answer: reboot")                                 \
+    X(120, true, "the driver's processor failed: reboot")                                          \
+    X(154, true, "the driver asks for a reset or reboot")
+
+enum ds4_xid {
+#define DS4_XID_ENUM(number, lasting, meaning) DS4_XID_##number,
+    DS4_XIDS(DS4_XID_ENUM)
+#undef DS4_XID_ENUM
+        DS4_XID_OTHER,
+    DS4_N_XID
+};
+
+struct ds4_card_state {
+    bool told; /* false: nothing below means anything */
+    double value[DS4_N_CARD_SENSOR];
+    uint64_t xid[DS4_N_XID]; /* seen by this worker */
+};
+
 /* Heartbeat, every 500 ms and at every state change. */
 #define DS4_MAX_PROBE 3
 
@@ -331,6 +389,7 @@ struct ds4_health {
     uint64_t uses_streamed;
     uint64_t uses_on_host;
     uint64_t experts_moved; /* from host memory to the device, for good */
+    struct ds4_card_state card;
     char message[128];
 };
 

@@ -226,6 +226,56 @@ void ds4_cluster_view(const struct ds4_cluster *c, int64_t now_ns, struct ds4_cl
 
 static const char *const probe_text[DS4_MAX_PROBE + 1] = {"none", "full", "throttled", "brake"};
 
+/* Which sensor is which series. */
+static const struct {
+    enum ds4_card_sensor sensor;
+    enum ds4_metric metric;
+    const char *label; /* beside the stage; NULL = none */
+    bool counter;
+} card_series[] = {
+    {DS4_CARD_CORE_C, DS4_M_GPU_TEMPERATURE, "core", false},
+    {DS4_CARD_MEMORY_C, DS4_M_GPU_TEMPERATURE, "memory", false},
+    {DS4_CARD_CORE_LIMIT_C, DS4_M_GPU_TEMPERATURE_LIMIT, "core", false},
+    {DS4_CARD_MEMORY_LIMIT_C, DS4_M_GPU_TEMPERATURE_LIMIT, "memory", false},
+    {DS4_CARD_WATT, DS4_M_GPU_POWER, NULL, false},
+    {DS4_CARD_LIMIT_WATT, DS4_M_GPU_POWER_LIMIT, NULL, false},
+    {DS4_CARD_SM_HZ, DS4_M_GPU_CLOCK, "sm", false},
+    {DS4_CARD_MEMORY_HZ, DS4_M_GPU_CLOCK, "memory", false},
+    {DS4_CARD_LINK_GENERATION, DS4_M_GPU_LINK_GENERATION, NULL, false},
+    {DS4_CARD_LINK_WIDTH, DS4_M_GPU_LINK_WIDTH, NULL, false},
+    {DS4_CARD_REPLAYS, DS4_M_PCIE_REPLAYS, NULL, true},
+    {DS4_CARD_ECC_ERRORS, DS4_M_GPU_ECC_ERRORS, NULL, true},
+    {DS4_CARD_SLOW_HEAT, DS4_M_GPU_THROTTLE, "thermal", false},
+    {DS4_CARD_SLOW_BRAKE, DS4_M_GPU_THROTTLE, "power_brake", false},
+    {DS4_CARD_SLOW_POWER, DS4_M_GPU_THROTTLE, "power_cap", false},
+    {DS4_CARD_FREE_BYTES, DS4_M_GPU_MEMORY, "free", false},
+    {DS4_CARD_USED_BYTES, DS4_M_GPU_MEMORY, "used", false},
+};
+
+static const char *const xid_text[DS4_N_XID] = {
+#define XID_TEXT(number, lasting, meaning) #number,
+    DS4_XIDS(XID_TEXT)
+#undef XID_TEXT
+        "other"};
+
+/* What the driver does not tell has no series; what it told of a stage that is away is hidden, counters
+ * stay. */
+static void export_card(struct ds4_metrics *m, const char *stage, const struct ds4_card_state *card,
+                        bool up)
+{
+    double value;
+
+    for (size_t i = 0; card->told && i < sizeof(card_series) / sizeof(card_series[0]); i++) {
+        value = card->value[card_series[i].sensor];
+        if (value >= 0 && (up || card_series[i].counter))
+            ds4_metric_set(m, card_series[i].metric, value, stage, card_series[i].label);
+        else if (!card_series[i].counter)
+            ds4_metric_hide(m, card_series[i].metric, stage, card_series[i].label);
+    }
+    for (int32_t i = 0; card->told && i < DS4_N_XID; i++)
+        ds4_metric_set(m, DS4_M_GPU_XID, (double)card->xid[i], stage, xid_text[i]);
+}
+
 static void export_stage(const struct ds4_cluster *c, const struct ds4_stage_view *v)
 {
     struct ds4_metrics *m = c->config.metrics;
@@ -261,6 +311,7 @@ static void export_stage(const struct ds4_cluster *c, const struct ds4_stage_vie
     ds4_metric_set(m, DS4_M_EXPERT_USES, (double)h->uses_on_host, stage, "host");
     ds4_metric_set(m, DS4_M_EXPERTS_MOVED, (double)h->experts_moved, stage);
     ds4_metric_set(m, DS4_M_NONFINITE_ROWS, (double)h->nonfinite_rows, stage, "target");
+    export_card(m, stage, &h->card, v->up);
     if (!v->up) {
         /* Gauges nobody can vouch for any more are hidden, counters stay. */
         ds4_metric_hide(m, DS4_M_STAGE_MEMORY, stage, "weights");

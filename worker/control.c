@@ -15,7 +15,9 @@
 #include "common/progress.h"
 #include "common/service.h"
 #include "proto/codec.h"
+#include "worker/card_watch.h"
 #include "worker/fatal.h"
+#include "worker/nvml.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -39,6 +41,8 @@ struct control {
     struct ds4_control_config config;
     struct ds4_wbus *bus;
     struct ds4_loop *loop;
+    struct ds4_card_watch *card; /* of the loaded stage; NULL: no card, or nothing to ask */
+    struct ds4_card_state card_state;
     int signal_fd;
     struct ds4_frame_gate gate;
     struct ds4_buf in;  /* payload of the frame at hand */
@@ -169,6 +173,7 @@ static void send_health(struct control *c)
         .cpu_seconds = cpu_seconds(),
         .started_unix_s = c->started_unix_s,
         .rss_bytes = rss_bytes(),
+        .card = c->card_state,
     };
     memcpy(health.step_time, status.step_time, sizeof(health.step_time));
     if (stage != NULL)
@@ -513,6 +518,23 @@ static void take_generation_event(struct control *c, const struct ds4_loop_event
     }
 }
 
+/* From here on the heartbeats say what the driver says of the card. */
+static void open_card(struct control *c)
+{
+    char address[DS4_CARD_ADDRESS_BYTES];
+    struct ds4_err err = {0};
+
+    ds4_stage_card(ds4_loop_stage(c->loop), address);
+    if (address[0] == '\0')
+        return;
+    c->card = ds4_card_watch_new(DS4_NVML_LIBRARY, address, &err);
+    if (c->card == NULL)
+        ds4_log(DS4_LOG_INFO, "card.watch",
+                "card=%s message=\"%s: no temperatures, clocks, Xids of it\"", address, err.msg);
+    else
+        ds4_log(DS4_LOG_INFO, "card.watch", "card=%s", address);
+}
+
 static void take_events(struct control *c)
 {
     struct ds4_loop_event event;
@@ -529,6 +551,7 @@ static void take_events(struct control *c)
         case DS4_LOOP_LOADED:
             c->loaded = true;
             ds4_progress_end(&c->loading);
+            open_card(c);
             set_state(c, DS4_WORKER_IDLE, "");
             break;
         case DS4_LOOP_LOAD_FAILED:
@@ -607,6 +630,17 @@ static void watch_step(struct control *c)
                         status.step_no, status.phase_age_ms, (int)limit_ms);
 }
 
+/* The router counts the fault before it is told that this worker leaves. */
+static void watch_card(struct control *c)
+{
+    struct ds4_err err = {0};
+
+    if (c->card == NULL || ds4_card_watch_get(c->card, &c->card_state, &err) == 0)
+        return;
+    send_health(c);
+    ds4_fatal_leave(DS4_EXIT_OPERATOR, "%s", err.msg);
+}
+
 /* ---- time ---- */
 
 static void report_loading(struct control *c)
@@ -652,6 +686,7 @@ static void do_what_is_due(struct control *c)
     tell_service_manager(c);
     if (ds4_deadline_passed(c->heartbeat)) {
         report_loading(c);
+        watch_card(c);
         send_health(c);
     }
     check_release(c);
@@ -711,6 +746,7 @@ static bool can_join(const struct control *c)
 static void close_all(struct control *c)
 {
     ds4_fatal_set_report(NULL, NULL);
+    ds4_card_watch_free(c->card);
     if (can_join(c))
         ds4_loop_free(c->loop);
     ds4_wbus_close(c->bus, LINGER_MS);

@@ -103,6 +103,10 @@ void ds4_stage_hello(const struct ds4_stage *st, struct ds4_hello *hello);
  * leaves the other members alone.  Any thread. */
 void ds4_stage_health(const struct ds4_stage *st, struct ds4_health *health);
 
+/* The PCI address of the stage's card into text, "" without one.  Any thread. */
+#define DS4_CARD_ADDRESS_BYTES 32
+void ds4_stage_card(const struct ds4_stage *st, char text[DS4_CARD_ADDRESS_BYTES]);
+
 /* Bytes of one row between stages: n_hyper * d_model values of the stream type. */
 size_t ds4_stage_row_bytes(const struct ds4_stage *st);
 /* Fills what a pipe must know of the stage: row_bytes, backend, dev, dev_area. */

@@ -439,6 +439,11 @@ void ds4_stage_hello(const struct ds4_stage *st, struct ds4_hello *hello)
     snprintf(hello->device, sizeof(hello->device), "%s", st->backend->describe(st->dev));
 }
 
+void ds4_stage_card(const struct ds4_stage *st, char text[DS4_CARD_ADDRESS_BYTES])
+{
+    st->backend->address(st->dev, text, DS4_CARD_ADDRESS_BYTES);
+}
+
 void ds4_stage_health(const struct ds4_stage *st, struct ds4_health *health)
 {
     health->weights_bytes = st->plan.weights_bytes + st->plan.mapped_bytes;

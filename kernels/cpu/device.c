@@ -106,6 +106,13 @@ static const char *cpu_describe(const struct ds4_device *dev)
     return dev->about;
 }
 
+static void cpu_address(const struct ds4_device *dev, char *text, size_t size)
+{
+    (void)dev;
+    if (size > 0)
+        text[0] = '\0';
+}
+
 static void cpu_memory(struct ds4_device *dev, size_t *free_bytes, size_t *total_bytes)
 {
     unsigned long long kib;
@@ -348,6 +355,7 @@ const struct ds4_backend ds4_backend_cpu = {
     .open = cpu_open,
     .close = cpu_close,
     .describe = cpu_describe,
+    .address = cpu_address,
     .n_device = cpu_n_device,
     .memory = cpu_memory,
     .alloc = cpu_alloc,

@@ -116,6 +116,11 @@ static const char *cuda_describe(const struct ds4_device *dev)
     return dev->name;
 }
 
+static void cuda_address(const struct ds4_device *dev, char *text, size_t size)
+{
+    DS4_CUDA(cudaDeviceGetPCIBusId(text, (int)size, dev->ordinal));
+}
+
 static const char *cuda_wrong(const struct ds4_device *dev)
 {
     switch (*dev->wrong) {
@@ -375,6 +380,7 @@ const struct ds4_backend ds4_backend_cuda = {
     .open = cuda_open,
     .close = cuda_close,
     .describe = cuda_describe,
+    .address = cuda_address,
     .n_device = cuda_n_device,
     .memory = cuda_memory,
     .alloc = cuda_alloc,

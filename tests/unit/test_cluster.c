@@ -2,6 +2,7 @@
 #include "router/cluster.h"
 
 #include "common/clock.h"
+#include "common/metrics.h"
 #include "tests/support/sched_rig.h"
 
 #include <setjmp.h>
@@ -118,7 +119,7 @@ static void reboot(struct world *w, int32_t stage)
     hello(w, stage);
 }
 
-static void world_open(struct world *w)
+static void world_open_with(struct world *w, struct ds4_metrics *metrics)
 {
     struct ds4_sched_config config = {.vocab = DS4_RIG_VOCAB, .chunk_tok = 256, .max_seqs = 4};
     struct ds4_sched_port sched_port = {.owner = &w->rig.stage, .send_step = ds4_scripted_send};
@@ -131,7 +132,7 @@ static void world_open(struct world *w)
         .send_abort = on_abort,
         .send_stop = on_stop,
     };
-    struct ds4_cluster_config cluster = {.n_stage = N_STAGE};
+    struct ds4_cluster_config cluster = {.n_stage = N_STAGE, .metrics = metrics};
     struct ds4_err err = {0};
 
     *w = (struct world){.rig.now_ns = 5000 * DS4_NS_PER_SEC};
@@ -139,6 +140,11 @@ static void world_open(struct world *w)
     assert_non_null(w->rig.sched);
     w->cluster = ds4_cluster_new(&cluster, &port, w->rig.sched, &err);
     assert_non_null(w->cluster);
+}
+
+static void world_open(struct world *w)
+{
+    world_open_with(w, NULL);
 }
 
 static void world_close(struct world *w)
@@ -648,6 +654,64 @@ static void where_the_pipe_is_goes_from_stage_0_to_the_others_of_its_formation(v
     world_close(&w);
 }
 
+static double metric(struct ds4_metrics *m, enum ds4_metric id, const char *stage,
+                     const char *label)
+{
+    return ds4_metric_value(m, id, ds4_metric_labels(stage, label));
+}
+
+static void assert_shown(struct world *w, struct ds4_metrics *m, const char *series, bool shown)
+{
+    struct ds4_buf text;
+
+    ds4_buf_init(&text, 4 << 20);
+    ds4_cluster_export(w->cluster, w->rig.now_ns);
+    assert_int_equal(ds4_metrics_render(m, DS4_METRICS_PROMETHEUS, &text), 0);
+    assert_int_equal(ds4_buf_append(&text, "", 1), 0);
+    if ((strstr(text.ptr, series) != NULL) != shown)
+        fail_msg("%s is %s", series, shown ? "missing" : "shown");
+    ds4_buf_deinit(&text);
+}
+
+static void what_the_driver_says_of_a_card_is_shown_while_its_stage_is_up(void **state)
+{
+    struct ds4_err err = {0};
+    struct ds4_metrics *m = ds4_metrics_new("m", &err);
+    struct ds4_health h = {.stage = 1, .state = DS4_WORKER_IDLE, .step_no = -1, .card.told = true};
+    struct world w;
+
+    (void)state;
+    assert_non_null(m);
+    world_open_with(&w, m);
+    w.peer[1].stage = 1;
+    hello(&w, 1);
+    assert_shown(&w, m, "ds4_gpu_xid_total{", false); /* no card told anything yet */
+    for (int32_t i = 0; i < DS4_N_CARD_SENSOR; i++)
+        h.card.value[i] = 100 + i;
+    h.card.value[DS4_CARD_MEMORY_C] = DS4_CARD_NOT_TOLD;
+    h.card.value[DS4_CARD_SLOW_HEAT] = 0;
+    h.card.xid[DS4_XID_154] = 2;
+    h.card.xid[DS4_XID_OTHER] = 1;
+    ds4_cluster_health(w.cluster, &w.peer[1], &h, w.rig.now_ns);
+    assert_shown(&w, m, "ds4_gpu_temperature_celsius{model=\"m\",stage=\"1\",sensor=\"core\"} 100",
+                 true);
+    assert_shown(&w, m, "ds4_gpu_temperature_celsius{model=\"m\",stage=\"1\",sensor=\"memory\"}",
+                 false);
+    assert_shown(&w, m, "ds4_gpu_throttle{model=\"m\",stage=\"1\",reason=\"thermal\"} 0", true);
+    assert_shown(&w, m, "ds4_gpu_xid_total{model=\"m\",stage=\"1\",code=\"31\"} 0", true);
+    assert_shown(&w, m, "ds4_gpu_xid_total{model=\"m\",stage=\"1\",code=\"154\"} 2", true);
+    assert_shown(&w, m, "ds4_gpu_xid_total{model=\"m\",stage=\"1\",code=\"other\"} 1", true);
+    assert_float_equal(metric(m, DS4_M_GPU_POWER, "1", NULL), 100 + DS4_CARD_WATT, 0);
+    assert_float_equal(metric(m, DS4_M_GPU_CLOCK, "1", "memory"), 100 + DS4_CARD_MEMORY_HZ, 0);
+    assert_float_equal(metric(m, DS4_M_GPU_MEMORY, "1", "free"), 100 + DS4_CARD_FREE_BYTES, 0);
+    assert_float_equal(metric(m, DS4_M_PCIE_REPLAYS, "1", NULL), 100 + DS4_CARD_REPLAYS, 0);
+    ds4_cluster_bye(w.cluster, &w.peer[1], w.rig.now_ns);
+    assert_shown(&w, m, "ds4_gpu_temperature_celsius{", false); /* nobody can vouch for it */
+    assert_shown(&w, m, "ds4_gpu_xid_total{model=\"m\",stage=\"1\",code=\"154\"} 2", true);
+    world_close(&w);
+    ds4_metrics_free(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -668,6 +732,7 @@ int main(void)
         cmocka_unit_test(a_stage_that_holds_nothing_fails_the_plan),
         cmocka_unit_test(a_stage_that_stays_away_fails_the_cluster_and_the_queue),
         cmocka_unit_test(workers_of_an_earlier_router_are_freed_and_counted_past),
+        cmocka_unit_test(what_the_driver_says_of_a_card_is_shown_while_its_stage_is_up),
         cmocka_unit_test(a_draining_cluster_is_not_ready_and_finishes_its_work),
     };
 

@@ -61,6 +61,11 @@ static void pick_device(struct ds4_wire_fixture *f, struct ds4_health *h)
     h->uses_streamed = ds4_wire_next(f);
     h->uses_on_host = ds4_wire_next(f);
     h->experts_moved = ds4_wire_next(f);
+    h->card.told = ds4_wire_pick(f, 0, 1) == 1;
+    for (int32_t i = 0; h->card.told && i < DS4_N_CARD_SENSOR; i++)
+        h->card.value[i] = ds4_wire_pick_real(f, -1, 1e9F);
+    for (int32_t i = 0; h->card.told && i < DS4_N_XID; i++)
+        h->card.xid[i] = ds4_wire_next(f);
 }
 
 static void random_small_messages_come_back_equal(void **state)
@@ -246,6 +251,7 @@ static void each_small_message_field_out_of_range_is_refused(void **state)
     const struct ds4_hello hello = {.n_stage = 2, .n_layer = 4, .last_layer = 4, .pid = 1};
     const struct ds4_form form = {1, 1, 1, 1, 1, 1, 1, {0}, 0};
     const struct ds4_health health = {.step_no = -1};
+    const struct ds4_health hot = {.step_no = -1, .card.told = true};
     const struct ds4_fatal_report fatal = {.layer = -1};
 
     (void)state;
@@ -282,6 +288,8 @@ static void each_small_message_field_out_of_range_is_refused(void **state)
     EACH_REFUSED(ds4_health, health, ds4_check_health, wait_token_seconds, INFINITY);
     EACH_REFUSED(ds4_health, health, ds4_check_health, wait_command_seconds, NAN);
     EACH_REFUSED(ds4_health, health, ds4_check_health, message[0], '\x7f');
+    EACH_REFUSED(ds4_health, hot, ds4_check_health, card.value[DS4_CARD_CORE_C], NAN);
+    EACH_REFUSED(ds4_health, hot, ds4_check_health, card.value[DS4_CARD_USED_BYTES], -2.0);
     EACH_REFUSED(ds4_fatal_report, fatal, ds4_check_fatal, stage, DS4_MAX_STAGES);
     EACH_REFUSED(ds4_fatal_report, fatal, ds4_check_fatal, exit_code, 256);
     EACH_REFUSED(ds4_fatal_report, fatal, ds4_check_fatal, step_no, -2);
