@@ -209,6 +209,23 @@ struct ds4_ring_write_args {
     struct ds4_ring ring;
 };
 
+/* Keeps rows of the step beside the rings, as a ring would hold them: dst[i] = the first n_col values of row
+ * first_row + i of x, plus ape[(pos + i) % ratio] where ape.data is set, packed.  For gates that is what
+ * compress puts into its ring, so it comes before compress, which may change them.
+ *   x [n_tok, >= n_col] f32;  dst [n_row] rows of ds4_row_bytes(format, n_col, d_rope), device */
+struct ds4_keep_args {
+    struct ds4_tensor x;
+    int32_t first_row;
+    int32_t n_row;
+    int32_t n_col;
+    int32_t pos;           /* of the first row */
+    struct ds4_weight ape; /* [ratio, >= n_col]; with F32 rows only */
+    int32_t ratio;
+    enum ds4_row_format format;
+    int32_t d_rope;
+    void *dst;
+};
+
 /* One compressor (paper 3.6) over the step: adds ape[pos % ratio] to g, pools every block completed
  * inside the step (history from the rings, own rows from k and g), norms, rotates at the block's first
  * position, rounds for the page format, stores row (pos + 1) / ratio - 1, then persists k and g into
@@ -438,6 +455,7 @@ struct ds4_backend {
     void (*rope)(struct ds4_device *dev, const struct ds4_rope_args *a);
     void (*round)(struct ds4_device *dev, const struct ds4_round_args *a);
     void (*ring_write)(struct ds4_device *dev, const struct ds4_ring_write_args *a);
+    void (*keep)(struct ds4_device *dev, const struct ds4_keep_args *a);
     void (*compress)(struct ds4_device *dev, const struct ds4_compress_args *a);
     void (*index)(struct ds4_device *dev, const struct ds4_index_args *a);
     void (*attention)(struct ds4_device *dev, const struct ds4_attention_args *a);

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define DS4_WIRE_VERSION     2
+#define DS4_WIRE_VERSION     3
 #define DS4_MAX_STAGES       64
 #define DS4_MAX_STEP_ENTRIES 256
 #define DS4_MAX_STEP_TOK     8192
@@ -27,6 +27,8 @@
 #define DS4_MAX_POS          (1 << 24) /* positions, context and prompt lengths */
 #define DS4_ID_BYTES         16
 #define DS4_MAX_STEP_OPS     1024
+#define DS4_ANCHOR_TOK       128  /* between two places at which points are small */
+#define DS4_MAX_INNER_POINTS 16   /* POINT_SAVE of a step inside of its entries */
 #define DS4_EXTENT_TOK       1024 /* tokens of an extent part on disk */
 #define DS4_PART_BLOCKS      4    /* cache blocks of an extent, and at most of a tail */
 #define DS4_MAX_KV_JOBS      64   /* KV_WRITE, KV_READ and KV_UNLINK a stage may have unanswered */
@@ -109,6 +111,8 @@ struct ds4_step_entry {
  *                   install_pos <= pos <= position of the slot after the entries, and one past the
  *                   highest position ever written minus pos <= hot window.  A no-op entry (its sequence
  *                   had ended) leaves the slot where it was: save only positions known to be reached.
+ *                   Or at a multiple of DS4_ANCHOR_TOK inside of the rows of the slot's entry in this step
+ *                   (base_pos < pos < base_pos + n_tok), at most ds4_point_inner_max of them per step.
  *   POINT_DROP      point                      forgets it; its host memory is free from here on
  *   INSTALL         seq slot epoch pos point   the slot, opened in this step or before and without
  *                   entries since, stands at `pos`, the point's own position (install_pos = hi = pos).

@@ -43,6 +43,13 @@ int64_t ds4_unit_round(int64_t bytes, int32_t unit_bytes)
     return (bytes + unit_bytes - 1) / unit_bytes * unit_bytes;
 }
 
+int32_t ds4_point_inner_max(int32_t max_step_tok)
+{
+    int32_t n = max_step_tok / DS4_ANCHOR_TOK;
+
+    return n < DS4_MAX_INNER_POINTS ? n : DS4_MAX_INNER_POINTS;
+}
+
 uint32_t ds4_pos_digest(uint32_t digest, uint64_t seq, uint32_t epoch, int32_t pos)
 {
     uint8_t bytes[16];

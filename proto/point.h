@@ -18,6 +18,9 @@ int64_t ds4_point_bytes_max(const struct ds4_point_shape *shape);
  * and stagings take whole units; a staged tail's rows and its point are rounded apart. */
 int64_t ds4_unit_round(int64_t bytes, int32_t unit_bytes);
 
+/* Points that a step of at most max_step_tok rows can save inside of its entries. */
+int32_t ds4_point_inner_max(int32_t max_step_tok);
+
 /* Continues a digest (0 at first) with one entry's sequence, epoch and position after the step. */
 uint32_t ds4_pos_digest(uint32_t digest, uint64_t seq, uint32_t epoch, int32_t pos);
 

@@ -60,10 +60,12 @@ static void make_rows(struct ds4_stage *st, const struct ds4_layer_weights *w,
 }
 
 /* Pools the blocks that close in this step into `pages`.  Serves main rows and indexer keys. */
-static void compress(struct ds4_stage *st, const struct ds4_layer_weights *w,
-                     const struct ds4_compressor_weights *cw, const struct ds4_ring *ring_k,
-                     const struct ds4_ring *ring_g, const struct ds4_pages *pages)
+static void compress(struct ds4_stage *st, int32_t l, bool index)
 {
+    const struct ds4_layer_weights *w = &st->weights.layer[l];
+    const struct ds4_kv_layer *cache = &st->kv.layer[l];
+    const struct ds4_compressor_weights *cw = index ? &w->index_compressor : &w->compressor;
+    const struct ds4_pages *pages = index ? &cache->index_rows : &cache->rows;
     int32_t width = cw->kv.n_row; /* c * d, c = 2 with overlap */
     struct ds4_compress_args a = {.batch = &st->batch,
                                   .k = ds4_stage_rows(st, st->buf.comp_k, width),
@@ -74,12 +76,13 @@ static void compress(struct ds4_stage *st, const struct ds4_layer_weights *w,
                                   .norm = cw->norm,
                                   .eps = st->model.rms_eps,
                                   .rope = w->rope,
-                                  .ring_k = *ring_k,
-                                  .ring_g = *ring_g,
+                                  .ring_k = index ? cache->index_k : cache->comp_k,
+                                  .ring_g = index ? cache->index_g : cache->comp_g,
                                   .pages = *pages};
 
     ds4_stage_product(st, &cw->kv, st->buf.h, st->buf.comp_k, 1, true);
     ds4_stage_product(st, &cw->gate, st->buf.h, st->buf.comp_g, 1, true);
+    ds4_kv_keeper_inputs(&st->keeper, l, index, a.k, a.g, &cw->ape);
     st->backend->compress(st->dev, &a);
 }
 
@@ -104,16 +107,18 @@ static void select_rows(struct ds4_stage *st, const struct ds4_layer_weights *w,
     rotate(st, w, a.q, false, false);
     round_rows(st, st->buf.index_q, st->batch.n_tok * m->n_index_head, m->d_index,
                cache->index_rows.format);
-    st->backend->side(st->dev, DS4_SIDE_JOIN);
+    if (st->keeper.n == 0)
+        st->backend->side(st->dev, DS4_SIDE_JOIN);
     st->backend->index(st->dev, &a);
     if (DS4_FAULT_POINT(TOPK_OOB))
         ds4_stage_break_index(st, st->buf.sel + (st->batch.n_tok - 1) * m->index_topk);
 }
 
 /* q, kv, ring and pages -> o [n, n_head, d_head]; then the ring takes kv. */
-static void attend(struct ds4_stage *st, const struct ds4_layer_weights *w,
-                   const struct ds4_kv_layer *cache)
+static void attend(struct ds4_stage *st, int32_t l)
 {
+    const struct ds4_layer_weights *w = &st->weights.layer[l];
+    const struct ds4_kv_layer *cache = &st->kv.layer[l];
     const struct ds4_model_shape *m = &st->model;
     struct ds4_attention_args a = {.batch = &st->batch,
                                    .q = ds4_stage_heads(st, st->buf.q, m->n_head, m->d_head),
@@ -130,6 +135,7 @@ static void attend(struct ds4_stage *st, const struct ds4_layer_weights *w,
     struct ds4_ring_write_args write = {.batch = &st->batch, .x = a.kv, .ring = cache->window};
 
     st->backend->attention(st->dev, &a);
+    ds4_kv_keeper_window(&st->keeper, l, a.kv);
     st->backend->ring_write(st->dev, &write);
     rotate(st, w, a.o, false, true);
 }
@@ -138,25 +144,27 @@ void ds4_attention_forward(struct ds4_stage *st, int32_t l)
 {
     const struct ds4_layer_weights *w = &st->weights.layer[l];
     const struct ds4_kv_layer *cache = &st->kv.layer[l];
+    bool beside = st->keeper.n == 0;
 
-    /* The compressors need only h: beside the queries. */
+    /* The compressors need only h: beside the queries, unless points take rows from between them. */
     if (w->ratio > 0) {
-        st->backend->side(st->dev, DS4_SIDE_START);
-        compress(st, w, &w->compressor, &cache->comp_k, &cache->comp_g, &cache->rows);
+        if (beside)
+            st->backend->side(st->dev, DS4_SIDE_START);
+        compress(st, l, false);
         if (w->indexer) {
-            compress(st, w, &w->index_compressor, &cache->index_k, &cache->index_g,
-                     &cache->index_rows);
+            compress(st, l, true);
             ds4_stage_product(st, &w->index_head, st->buf.h, st->buf.index_w, 1, true);
         }
-        st->backend->side(st->dev, DS4_SIDE_BACK);
+        if (beside)
+            st->backend->side(st->dev, DS4_SIDE_BACK);
     }
     make_queries(st, w);
     make_rows(st, w, cache);
     if (w->indexer)
         select_rows(st, w, cache);
-    else if (w->ratio > 0)
+    else if (w->ratio > 0 && beside)
         st->backend->side(st->dev, DS4_SIDE_JOIN);
-    attend(st, w, cache);
+    attend(st, l);
     ds4_stage_product(st, &w->out_a, st->buf.o, st->buf.o_rank, st->model.n_group, false);
     ds4_stage_product(st, &w->out_b, st->buf.o_rank, st->buf.y, 1, false);
 }

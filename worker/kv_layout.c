@@ -20,13 +20,13 @@ static int32_t smaller(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
-/* Bytes of one compressor's inputs: k and g rings of `ring`'s rows. */
-static size_t open_bytes(const struct ds4_ring *ring, int32_t ratio, bool overlap, int32_t pos)
+size_t ds4_kv_inputs_bytes(const struct ds4_ring *ring, const struct ds4_kv_layer_shape *ls,
+                           int32_t pos)
 {
-    size_t bytes = 2 * (size_t)(pos % ratio) * ring->row_bytes;
+    size_t bytes = 2 * (size_t)(pos % ls->ratio) * ring->row_bytes;
 
-    if (overlap && pos >= ratio)
-        bytes += (size_t)ratio * ring->row_bytes; /* half of 2 * ratio rows */
+    if (ls->overlap && pos >= ls->ratio)
+        bytes += (size_t)ls->ratio * ring->row_bytes; /* half of 2 * ratio rows */
     return bytes;
 }
 
@@ -50,13 +50,11 @@ int32_t ds4_kv_point_sections(const struct ds4_kv_shape *shape, int32_t pos,
         if (ls->ratio == 0)
             continue;
         rows = open_rows(ls->ratio, ls->overlap, pos);
-        out[n++] =
-            (struct ds4_kv_section){l, ls->overlap ? DS4_KV_OPEN_OVERLAP : DS4_KV_OPEN_PLAIN, rows,
-                                    open_bytes(&layer.comp_k, ls->ratio, ls->overlap, pos)};
+        out[n++] = (struct ds4_kv_section){l, ls->overlap ? DS4_KV_OPEN_OVERLAP : DS4_KV_OPEN_PLAIN,
+                                           rows, ds4_kv_inputs_bytes(&layer.comp_k, ls, pos)};
         if (ls->indexer)
-            out[n++] =
-                (struct ds4_kv_section){l, DS4_KV_OPEN_INDEX, rows,
-                                        open_bytes(&layer.index_k, ls->ratio, ls->overlap, pos)};
+            out[n++] = (struct ds4_kv_section){l, DS4_KV_OPEN_INDEX, rows,
+                                               ds4_kv_inputs_bytes(&layer.index_k, ls, pos)};
     }
     return n;
 }

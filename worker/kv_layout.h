@@ -48,6 +48,9 @@ int32_t ds4_kv_point_sections(const struct ds4_kv_shape *shape, int32_t pos,
  * out [DS4_KV_ROW_SECTIONS * n_layer]. */
 int32_t ds4_kv_row_sections(const struct ds4_kv_shape *shape, int32_t begin, int32_t end,
                             struct ds4_kv_section *out);
+/* Bytes of one compressor's inputs at pos: k and g, whose rings both have `ring`'s rows; ls->ratio > 0. */
+size_t ds4_kv_inputs_bytes(const struct ds4_ring *ring, const struct ds4_kv_layer_shape *ls,
+                           int32_t pos);
 size_t ds4_kv_sections_bytes(const struct ds4_kv_section *section, int32_t n);
 
 /* The formula of HELLO for the stage's points; DS4_E_INVALID if the layers have more than

@@ -123,6 +123,15 @@ static void pass_rows(struct pass *pass, const struct ds4_ring *ring, int32_t fr
     }
 }
 
+uint8_t *ds4_kv_gather_rows(struct ds4_kv_store *store, const struct ds4_ring *ring, int32_t slot,
+                            int32_t from, int32_t n, size_t bytes, uint8_t *at)
+{
+    struct pass pass = {store, GATHER, slot, at};
+
+    pass_rows(&pass, ring, from, n, bytes);
+    return pass.at;
+}
+
 /* Inputs of one compressor at pos: see kv_layout.h for the order. */
 static void pass_inputs(struct pass *pass, const struct ds4_ring *k, const struct ds4_ring *g,
                         const struct ds4_kv_layer_shape *ls, int32_t pos)
@@ -160,10 +169,10 @@ static void pass_slot(struct ds4_kv_store *store, enum direction direction, int3
 /* ---- device area <-> host units --------------------------------------------------------------------- */
 
 static void move_area(struct ds4_kv_store *store, enum direction direction,
-                      const struct ds4_kv_blob *blob)
+                      const struct ds4_kv_blob *blob, uint8_t *area)
 {
     struct ds4_kv_cursor cursor = ds4_kv_cursor_at(&store->host, blob, 0);
-    uint8_t *at = store->area;
+    uint8_t *at = area;
     size_t n;
 
     store->in_flight = true;
@@ -205,17 +214,10 @@ int ds4_kv_point_adopt(struct ds4_kv_store *store, uint64_t id, int32_t pos,
     return 0;
 }
 
-int ds4_kv_point_save(struct ds4_kv_store *store, int32_t slot, int32_t pos, uint64_t id,
-                      struct ds4_err *err)
+int ds4_kv_point_take(struct ds4_kv_store *store, int32_t pos, uint64_t id, struct ds4_err *err)
 {
-    const struct ds4_kv_slot *s = &store->kv->slot[slot];
     struct ds4_kv_blob blob;
 
-    if (pos < 1 || !ds4_kv_reaches(store->kv, s, pos))
-        return ds4_fail(err, DS4_E_PROTOCOL,
-                        "point at %d of slot %d, which stands at %d: highest written %d, "
-                        "installed at %d, hot window %d",
-                        pos, slot, s->pos, s->hi, s->install_pos, store->kv->shape.hot_tok);
     if (DS4_FAULT_POINT(HOST_ANCHOR_ALLOC_FAIL))
         return ds4_fail(err, DS4_E_NOMEM, "point at %d: deliberate fault", pos);
     if (ds4_kv_host_take(&store->host, (size_t)ds4_point_bytes(&store->shape, pos), &blob, err) !=
@@ -225,8 +227,28 @@ int ds4_kv_point_save(struct ds4_kv_store *store, int32_t slot, int32_t pos, uin
         ds4_kv_host_give(&store->host, &blob);
         return -1;
     }
+    return 0;
+}
+
+void ds4_kv_point_fetch(struct ds4_kv_store *store, uint64_t id, uint8_t *area)
+{
+    move_area(store, GATHER, &ds4_kv_point_find(store, id)->blob, area);
+}
+
+int ds4_kv_point_save(struct ds4_kv_store *store, int32_t slot, int32_t pos, uint64_t id,
+                      struct ds4_err *err)
+{
+    const struct ds4_kv_slot *s = &store->kv->slot[slot];
+
+    if (pos < 1 || !ds4_kv_reaches(store->kv, s, pos))
+        return ds4_fail(err, DS4_E_PROTOCOL,
+                        "point at %d of slot %d, which stands at %d: highest written %d, "
+                        "installed at %d, hot window %d",
+                        pos, slot, s->pos, s->hi, s->install_pos, store->kv->shape.hot_tok);
+    if (ds4_kv_point_take(store, pos, id, err) != 0)
+        return -1;
     pass_slot(store, GATHER, slot, pos);
-    move_area(store, GATHER, &ds4_kv_point_find(store, id)->blob);
+    ds4_kv_point_fetch(store, id, store->area);
     return 0;
 }
 
@@ -256,7 +278,7 @@ int ds4_kv_point_install(struct ds4_kv_store *store, int32_t slot, int32_t pos, 
         return -1;
     if (DS4_FAULT_POINT(INSTALL_COPY_FAIL))
         return ds4_fail(err, DS4_E_IO, "install of point %" PRIu64 ": deliberate fault", id);
-    move_area(store, SCATTER, &point->blob);
+    move_area(store, SCATTER, &point->blob, store->area);
     pass_slot(store, SCATTER, slot, pos);
     return 0;
 }

@@ -59,6 +59,14 @@ void ds4_kv_store_settle(struct ds4_kv_store *store);
  * id in use; DS4_E_NOMEM above the budget.  Nothing is kept after -1. */
 int ds4_kv_point_save(struct ds4_kv_store *store, int32_t slot, int32_t pos, uint64_t id,
                       struct ds4_err *err) DS4_MUST_CHECK;
+/* The pieces of a save, for what gathers elsewhere (kv_keep.h): memory and id for a point at pos; its bytes,
+ * queued from `area` on the device; the first `bytes` bytes of ring rows of positions [from, from + n),
+ * packed from `at` on, returning the next free byte. */
+int ds4_kv_point_take(struct ds4_kv_store *store, int32_t pos, uint64_t id,
+                      struct ds4_err *err) DS4_MUST_CHECK;
+void ds4_kv_point_fetch(struct ds4_kv_store *store, uint64_t id, uint8_t *area);
+uint8_t *ds4_kv_gather_rows(struct ds4_kv_store *store, const struct ds4_ring *ring, int32_t slot,
+                            int32_t from, int32_t n, size_t bytes, uint8_t *at);
 /* DS4_E_PROTOCOL if there is no such point. */
 int ds4_kv_point_drop(struct ds4_kv_store *store, uint64_t id, struct ds4_err *err) DS4_MUST_CHECK;
 /* Fills the rings of `slot` and lets it stand at `pos`, which must be the point's own.  DS4_E_PROTOCOL. */

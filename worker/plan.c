@@ -10,6 +10,7 @@
 
 #include "common/log.h"
 #include "proto/message.h"
+#include "worker/kv_keep.h"
 #include "worker/kv_point.h"
 #include "worker/offload.h"
 #include "worker/sampler.h"
@@ -280,7 +281,9 @@ static int size_points(struct ds4_plan *plan, int64_t host_budget, struct ds4_er
     plan->unit_bytes = (size_t)ds4_kv_unit_bytes(&point);
     n_unit = host_budget / (int64_t)plan->unit_bytes;
     plan->n_unit = n_unit > INT32_MAX / 2 ? INT32_MAX / 2 : (int32_t)n_unit;
-    plan->points_bytes = plan->n_unit > 0 ? ds4_kv_store_area_bytes(&plan->kv) : 0;
+    plan->points_bytes = plan->n_unit > 0 ? ds4_kv_store_area_bytes(&plan->kv) +
+                                                ds4_kv_keeper_bytes(&plan->kv, plan->max_step_tok)
+                                          : 0;
     return 0;
 }
 

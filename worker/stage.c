@@ -304,6 +304,8 @@ int ds4_stage_begin(struct ds4_stage *st, const struct ds4_step *step, struct ds
     for (int32_t e = 0; result == 0 && e < step->n_entry; e++)
         if (begin_entry(st, step, e, err) != 0)
             result = ds4_err_wrap(err, "entry %d of sequence %" PRIu64, e, step->entry[e].seq);
+    if (result == 0)
+        result = ds4_stage_find_inner(st, step, err);
     if (result == 0 && st->batch.n_tok != step->n_tok)
         result = ds4_fail(err, DS4_E_PROTOCOL, "%d rows, the entries have %d", step->n_tok,
                           st->batch.n_tok);
@@ -343,10 +345,10 @@ static void run_operations(struct ds4_stage *st)
 }
 
 /* A device that has recorded a step of this shape needs no operation called; one that must stop after each
- * layer, or meet the host's experts there, records nothing. */
+ * layer, or meet the host's experts there, or keep rows of it for points, records nothing. */
 static void run_layers(struct ds4_stage *st)
 {
-    if (DS4_FAULT_BUILD || st->sync_layers || st->offload != NULL) {
+    if (DS4_FAULT_BUILD || st->sync_layers || st->offload != NULL || st->keeper.n > 0) {
         run_operations(st);
         return;
     }

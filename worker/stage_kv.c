@@ -50,6 +50,27 @@ int ds4_stage_run_ops(struct ds4_stage *st, const struct ds4_step *step, struct 
     return 0;
 }
 
+/* Which points lie so deep inside an entry that the rings will not have them when the step is over. */
+int ds4_stage_find_inner(struct ds4_stage *st, const struct ds4_step *step, struct ds4_err *err)
+{
+    ds4_kv_keeper_begin(&st->keeper);
+    for (int32_t i = 0; i < step->n_op; i++) {
+        const struct ds4_kv_op *op = &step->op[i];
+
+        if (op->kind != DS4_KV_POINT_SAVE)
+            continue;
+        if (check_slot(st, op, err) != 0)
+            return ds4_err_wrap(err, "operation %d", i);
+        if (ds4_kv_reaches(&st->kv, &st->kv.slot[op->slot], op->pos))
+            continue;
+        for (int32_t e = 0; e < st->batch.n_entry; e++)
+            if (st->entry[e].slot == op->slot && st->entry[e].active &&
+                ds4_kv_keeper_add(&st->keeper, &st->entry[e], op->pos, op->point, err) != 0)
+                return ds4_err_wrap(err, "operation %d", i);
+    }
+    return 0;
+}
+
 int ds4_stage_save_points(struct ds4_stage *st, const struct ds4_step *step, struct ds4_err *err)
 {
     for (int32_t i = 0; i < step->n_op; i++) {
@@ -57,8 +78,10 @@ int ds4_stage_save_points(struct ds4_stage *st, const struct ds4_step *step, str
 
         if (op->kind != DS4_KV_POINT_SAVE)
             continue;
-        if (check_slot(st, op, err) != 0 ||
-            ds4_kv_point_save(&st->store, op->slot, op->pos, op->point, err) != 0)
+        if (ds4_kv_keeper_has(&st->keeper, op->point)
+                ? ds4_kv_keeper_save(&st->keeper, op->point, err) != 0
+                : check_slot(st, op, err) != 0 ||
+                      ds4_kv_point_save(&st->store, op->slot, op->pos, op->point, err) != 0)
             return ds4_err_wrap(err, "operation %d", i);
     }
     return 0;

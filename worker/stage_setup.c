@@ -242,8 +242,14 @@ static int alloc_device(struct ds4_stage *st, bool self_test, void **weights_are
         if (st->host_arena == NULL)
             return -1;
     }
-    return ds4_kv_store_init(&st->store, st->backend, st->dev, &st->kv, points, st->host_arena,
-                             plan->n_unit, err);
+    if (ds4_kv_store_init(&st->store, st->backend, st->dev, &st->kv, points, st->host_arena,
+                          plan->n_unit, err) != 0)
+        return -1;
+    ds4_kv_keeper_init(&st->keeper, &st->store,
+                       points == NULL ? NULL
+                                      : (uint8_t *)points + ds4_kv_store_area_bytes(&plan->kv),
+                       plan->max_step_tok);
+    return 0;
 }
 
 static int open_tier(struct ds4_stage *st, const struct ds4_stage_config *config,

@@ -8,6 +8,7 @@
 #include "kernels/backend.h"
 #include "proto/message.h"
 #include "worker/kv_cache.h"
+#include "worker/kv_keep.h"
 #include "worker/kv_point.h"
 #include "worker/kv_tier.h"
 #include "worker/offload.h"
@@ -49,9 +50,10 @@ struct ds4_stage {
     size_t host_expert_bytes;
     struct ds4_stage_weights weights;
     struct ds4_kv kv;
-    struct ds4_kv_store store; /* points */
-    void *host_arena;          /* owned, plan.n_unit units */
-    struct ds4_kv_tier *tier;  /* owned; stagings and the disk */
+    struct ds4_kv_store store;   /* points */
+    struct ds4_kv_keeper keeper; /* and those inside the running step */
+    void *host_arena;            /* owned, plan.n_unit units */
+    struct ds4_kv_tier *tier;    /* owned; stagings and the disk */
     uint8_t kv_fingerprint[DS4_ID_BYTES];
     struct ds4_step_buffers buf;
     void *pipe_area; /* the pipe's, see ds4_stage_pipe */
@@ -93,9 +95,12 @@ struct ds4_stage {
     atomic_int running_layer; /* -1: none */
 };
 
-/* The step's operations on the sequence state (stage_kv.c): before the entries, and after them. */
+/* The step's operations on the sequence state (stage_kv.c): before the entries, once they are begun, and
+ * after they have run. */
 int ds4_stage_run_ops(struct ds4_stage *st, const struct ds4_step *step,
                       struct ds4_err *err) DS4_MUST_CHECK;
+int ds4_stage_find_inner(struct ds4_stage *st, const struct ds4_step *step,
+                         struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_stage_save_points(struct ds4_stage *st, const struct ds4_step *step,
                           struct ds4_err *err) DS4_MUST_CHECK;
 

@@ -149,6 +149,7 @@ void ds4_cpu_gemm(struct ds4_device *dev, const struct ds4_gemm_args *a);
 void ds4_cpu_rope(struct ds4_device *dev, const struct ds4_rope_args *a);
 void ds4_cpu_round(struct ds4_device *dev, const struct ds4_round_args *a);
 void ds4_cpu_ring_write(struct ds4_device *dev, const struct ds4_ring_write_args *a);
+void ds4_cpu_keep(struct ds4_device *dev, const struct ds4_keep_args *a);
 void ds4_cpu_compress(struct ds4_device *dev, const struct ds4_compress_args *a);
 void ds4_cpu_index(struct ds4_device *dev, const struct ds4_index_args *a);
 void ds4_cpu_attention(struct ds4_device *dev, const struct ds4_attention_args *a);

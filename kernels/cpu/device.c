@@ -389,6 +389,7 @@ const struct ds4_backend ds4_backend_cpu = {
     .rope = ds4_cpu_rope,
     .round = ds4_cpu_round,
     .ring_write = ds4_cpu_ring_write,
+    .keep = ds4_cpu_keep,
     .compress = ds4_cpu_compress,
     .index = ds4_cpu_index,
     .attention = ds4_cpu_attention,

@@ -309,3 +309,38 @@ void ds4_cpu_ring_write(struct ds4_device *dev, const struct ds4_ring_write_args
     assert(a->x.dtype == DS4_DTYPE_F32 && a->x.shape[1] == a->ring.d);
     ds4_pool_run(dev->pool, a->batch->n_entry, write_entry, (void *)a);
 }
+
+struct keep_job {
+    struct ds4_device *dev;
+    const struct ds4_keep_args *a;
+    struct ds4_scratch scratch;
+};
+
+static void keep_row(void *ctx, int32_t i, int32_t thread)
+{
+    const struct keep_job *job = ctx;
+    const struct ds4_keep_args *a = job->a;
+    const float *x = (const float *)a->x.data + (a->first_row + i) * a->x.stride[0];
+    uint8_t *dst = (uint8_t *)a->dst + (size_t)i * ds4_row_bytes(a->format, a->n_col, a->d_rope);
+    float *sum = ds4_scratch_of(&job->scratch, thread); /* [n_col] */
+
+    if (a->ape.data != NULL) {
+        job->dev->simd->dequant(a->ape.dtype, ds4_weight_row(&a->ape, 0, (a->pos + i) % a->ratio),
+                                a->n_col, sum);
+        for (int32_t c = 0; c < a->n_col; c++)
+            sum[c] = x[c] + sum[c];
+        x = sum;
+    }
+    ds4_cpu_pack_row(a->format, a->n_col, a->d_rope, x, dst);
+}
+
+void ds4_cpu_keep(struct ds4_device *dev, const struct ds4_keep_args *a)
+{
+    struct ds4_need need = {.thread_bytes = (size_t)a->n_col * sizeof(float)};
+    struct keep_job job = {dev, a, ds4_cpu_scratch(dev, need)};
+
+    assert(a->x.dtype == DS4_DTYPE_F32 && a->x.shape[1] >= a->n_col);
+    assert(a->first_row + a->n_row <= a->x.shape[0]);
+    assert(a->ape.data == NULL || a->format == DS4_ROW_F32);
+    ds4_pool_run(dev->pool, a->n_row, keep_row, &job);
+}

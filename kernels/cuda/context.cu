@@ -413,6 +413,7 @@ const struct ds4_backend ds4_backend_cuda = {
     .rope = ds4_cuda_rope,
     .round = ds4_cuda_round,
     .ring_write = ds4_cuda_ring_write,
+    .keep = ds4_cuda_keep,
     .compress = ds4_cuda_compress,
     .index = ds4_cuda_index,
     .attention = ds4_cuda_attention,

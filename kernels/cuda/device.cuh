@@ -134,6 +134,7 @@ void ds4_cuda_gemm(struct ds4_device *dev, const struct ds4_gemm_args *a);
 void ds4_cuda_rope(struct ds4_device *dev, const struct ds4_rope_args *a);
 void ds4_cuda_round(struct ds4_device *dev, const struct ds4_round_args *a);
 void ds4_cuda_ring_write(struct ds4_device *dev, const struct ds4_ring_write_args *a);
+void ds4_cuda_keep(struct ds4_device *dev, const struct ds4_keep_args *a);
 void ds4_cuda_compress(struct ds4_device *dev, const struct ds4_compress_args *a);
 void ds4_cuda_index(struct ds4_device *dev, const struct ds4_index_args *a);
 void ds4_cuda_attention(struct ds4_device *dev, const struct ds4_attention_args *a);

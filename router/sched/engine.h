@@ -66,6 +66,8 @@ struct ds4_sched {
     park;                        /* slots that kept their rings: the next step takes their blocks */
     DS4_VEC(int32_t) close_slot; /* to be closed by the next step */
     int32_t max_inflight;
+    int32_t max_inner; /* points inside of the entries of a step, */
+    int32_t n_inner;   /* and those of the one under construction */
     int32_t n_posted;
     int32_t first_posted; /* ring index of the oldest */
     struct ds4_posted_step posted[DS4_MAX_INFLIGHT];

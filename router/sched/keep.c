@@ -2,7 +2,7 @@
  * which it can be gone on with (step 4).
  *
  * Points of a prompt are wanted when a chunk is posted, because the chunks behind it run before it is
- * acknowledged and the rings move on; points of an answer when its rows are acknowledged, because a posted
+ * acknowledged and the rings move on, those inside of it with the chunk itself; points of an answer when its rows are acknowledged, because a posted
  * decode may turn out to be a no-op.  An exact tail is kept one token before the end of the prompt, from
  * where the same prompt needs one row, and at the end of the turn.
  * Invariant: what was refused has evicted nothing. */
@@ -17,7 +17,7 @@
 
 /* ---- points ---------------------------------------------------------------------------------------- */
 
-static void want(struct ds4_sched *s, struct ds4_seq *seq, int32_t pos, enum ds4_point_class class)
+static bool want(struct ds4_sched *s, struct ds4_seq *seq, int32_t pos, enum ds4_point_class class)
 {
     const struct ds4_save from = {
         .seq = seq->id,
@@ -28,12 +28,13 @@ static void want(struct ds4_sched *s, struct ds4_seq *seq, int32_t pos, enum ds4
 
     for (size_t i = 0; i < seq->point.len; i++)
         if (seq->point.ptr[i]->pos == pos)
-            return;
+            return false;
     if (pos <= seq->install_pos || DS4_VEC_RESERVE(&seq->point, seq->point.len + 1) != 0)
-        return;
+        return false;
     point = ds4_points_want(&s->points, &from, pos, class);
     if (point != NULL)
         seq->point.ptr[seq->point.len++] = point;
+    return point != NULL;
 }
 
 /* The newest multiple of the anchor step in (base, end] that the rings still hold at `end`. */
@@ -52,6 +53,26 @@ static bool is_mark(const struct ds4_seq *seq, int32_t pos)
     return false;
 }
 
+/* Anchors that the entry passes by (POINT_SAVE inside of it), of the two kinds: where messages begin, and
+ * others that will still be wanted when the whole prompt is there.  As many as a step may have. */
+static void want_inner(struct ds4_sched *s, struct ds4_seq *seq, int32_t base, int32_t end,
+                       bool marks)
+{
+    for (int32_t pos = (base / DS4_ANCHOR_TOK + 1) * DS4_ANCHOR_TOK;
+         pos < end && s->n_inner < s->max_inner; pos += DS4_ANCHOR_TOK) {
+        enum ds4_point_class class = marks ? DS4_POINT_BOUNDARY : ds4_point_class_at(pos);
+
+        if (is_mark(seq, pos) != marks)
+            continue;
+        if (end - pos <= s->config.hot_window_tok && seq->hi <= end)
+            continue; /* the newest anchor: the rings have it */
+        if (class == DS4_POINT_DENSE && pos <= seq->n_prompt - DS4_ANCHOR_DENSE_TOK)
+            continue;
+        if (want(s, seq, pos, class))
+            s->n_inner++;
+    }
+}
+
 void ds4_engine_mark_points(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_pick *pick)
 {
     int32_t end = pick->base_pos + pick->n_tok;
@@ -60,12 +81,14 @@ void ds4_engine_mark_points(struct ds4_sched *s, struct ds4_seq *seq, const stru
     if (pick->kind != DS4_ENTRY_PREFILL || seq->req == NULL || seq == s->probe ||
         end > seq->n_prompt)
         return;
+    want_inner(s, seq, pick->base_pos, end, true);
+    want_inner(s, seq, pick->base_pos, end, false);
     /* Rows written before a cut count: they have overwritten what lies too far below them. */
     if (pos > 0 && (seq->hi < pos || seq->hi - pos <= s->config.hot_window_tok))
-        want(s, seq, pos, is_mark(seq, pos) ? DS4_POINT_BOUNDARY : ds4_point_class_at(pos));
+        (void)want(s, seq, pos, is_mark(seq, pos) ? DS4_POINT_BOUNDARY : ds4_point_class_at(pos));
     if (end == seq->n_prompt && end - 1 > pick->base_pos &&
         seq->hi - (end - 1) <= s->config.hot_window_tok)
-        want(s, seq, end - 1, DS4_POINT_TAIL);
+        (void)want(s, seq, end - 1, DS4_POINT_TAIL);
 }
 
 void ds4_engine_find_marks(struct ds4_sched *s, struct ds4_seq *seq)
@@ -117,13 +140,25 @@ void ds4_engine_cut_points(struct ds4_sched *s, struct ds4_seq *seq, int32_t kee
     seq->point.len = n;
 }
 
+/* Does one of the picks pass by this place: its rows are at hand while that entry runs. */
+static bool passes(const struct ds4_sched *s, const struct ds4_seq *seq, int32_t n_pick,
+                   int32_t pos)
+{
+    for (int32_t i = 0; i < n_pick && pos % DS4_ANCHOR_TOK == 0; i++)
+        if (s->pick[i].seq == seq && s->pick[i].base_pos < pos &&
+            pos < s->pick[i].base_pos + s->pick[i].n_tok)
+            return true;
+    return false;
+}
+
 void ds4_engine_drop_overtaken(struct ds4_sched *s, int32_t n_pick)
 {
     for (size_t i = s->points.wanted.len; i > 0; i--) {
         struct ds4_point *point = s->points.wanted.ptr[i - 1].point;
         struct ds4_seq *seq = running(s, &s->points.wanted.ptr[i - 1]);
 
-        if (seq == NULL || hi_after(s, seq, n_pick) - point->pos <= s->config.hot_window_tok)
+        if (seq == NULL || hi_after(s, seq, n_pick) - point->pos <= s->config.hot_window_tok ||
+            passes(s, seq, n_pick, point->pos))
             continue; /* the rings of one that is over stand still */
         for (size_t j = seq->point.len; j > 0; j--)
             if (seq->point.ptr[j - 1] == point)
@@ -194,7 +229,7 @@ void ds4_engine_index(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns)
     anchor = newest_anchor(s, seq->n_prompt, seq->n_acked);
     if (anchor > seq->n_anchor && seq->state != DS4_SEQ_DRAINING &&
         (seq->n_posted > seq->hi ? seq->n_posted : seq->hi) - anchor <= s->config.hot_window_tok)
-        want(s, seq, anchor, ds4_point_class_at(anchor));
+        (void)want(s, seq, anchor, ds4_point_class_at(anchor));
     seq->n_anchor = anchor > seq->n_anchor ? anchor : seq->n_anchor;
 }
 
@@ -227,9 +262,9 @@ static void keep_slot(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_prefi
         return;
     }
     if (seq->hi - seq->n_acked <= s->config.hot_window_tok)
-        want(s, seq, seq->n_acked,
-             seq->n_acked % DS4_ANCHOR_TOK == 0 ? ds4_point_class_at(seq->n_acked)
-                                                : DS4_POINT_TAIL);
+        (void)want(s, seq, seq->n_acked,
+                   seq->n_acked % DS4_ANCHOR_TOK == 0 ? ds4_point_class_at(seq->n_acked)
+                                                      : DS4_POINT_TAIL);
     hang_points(s, seq, node, seq->n_acked);
     s->park.ptr[s->park.len++] =
         (struct ds4_save){.seq = seq->id, .slot = seq->lease->slot, .epoch = seq->lease->epoch};

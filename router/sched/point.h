@@ -20,7 +20,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define DS4_ANCHOR_TOK        128
 #define DS4_ANCHOR_SPARSE_TOK 1024 /* kept everywhere */
 #define DS4_ANCHOR_DENSE_TOK  8192 /* every anchor is kept over the newest tokens, */
 #define DS4_ANCHOR_EARLY_TOK  4096 /* and over the first, where system prompts part */

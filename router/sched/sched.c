@@ -7,6 +7,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "proto/point.h"
 #include "router/sched/engine.h"
 
 #include <assert.h>
@@ -162,6 +163,7 @@ int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form,
             "%d slots, %d sequences and %d rows per step, %d context tokens cannot work",
             form->n_slots, form->max_seqs, form->max_step_tok, form->context_tok);
     s->form = *form;
+    s->max_inner = ds4_point_inner_max(form->max_step_tok);
     s->max_inflight = inflight < DS4_MAX_INFLIGHT ? inflight : DS4_MAX_INFLIGHT;
     s->budget = ds4_budget_new(form->n_blocks, form->n_slots, form->context_tok, err);
     if (s->budget == NULL)

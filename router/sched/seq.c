@@ -68,10 +68,6 @@ bool ds4_seq_next_chunk(struct ds4_seq *seq, int32_t max_tok, struct ds4_pick *p
         if (end / DS4_CHUNK_ALIGN_TOK * DS4_CHUNK_ALIGN_TOK > base)
             end = end / DS4_CHUNK_ALIGN_TOK * DS4_CHUNK_ALIGN_TOK;
     }
-    while (seq->n_marked < seq->mark.len && seq->mark.ptr[seq->n_marked] <= base)
-        seq->n_marked++;
-    if (seq->n_marked < seq->mark.len && seq->mark.ptr[seq->n_marked] < end)
-        end = seq->mark.ptr[seq->n_marked];
     *pick = (struct ds4_pick){
         .seq = seq,
         .kind = DS4_ENTRY_PREFILL,

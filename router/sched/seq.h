@@ -62,8 +62,7 @@ struct ds4_seq {
     int32_t n_anchor;              /* anchors of the answer were thought of up to here */
     struct ds4_point *install;     /* pinned until the step that installs it is posted */
     DS4_VEC(struct ds4_point *) point; /* saved from it, on no node yet */
-    DS4_VEC(int32_t) mark;             /* prompt chunks end there: places worth a point, rising */
-    size_t n_marked;                   /* of them behind n_posted */
+    DS4_VEC(int32_t) mark;             /* places of the prompt worth a point, rising */
 };
 
 /* What a sequence contributes to a step. */

@@ -205,6 +205,7 @@ static int build_and_send(struct ds4_sched *s, int32_t n_pick, struct ds4_posted
         .token = s->token,
     };
 
+    s->n_inner = 0;
     for (int32_t i = 0; i < n_pick; i++) {
         ds4_engine_mark_points(s, s->pick[i].seq, &s->pick[i]);
         if (!s->pick[i].seq->opened)

@@ -358,6 +358,7 @@ OP(hyper_head)
 OP(rope)
 OP(round)
 OP(ring_write)
+OP(keep)
 OP(compress)
 OP(index)
 OP(attention)
@@ -530,6 +531,42 @@ static void check_rope(const struct step *s, struct world *w, int32_t n_head, in
             twin_distance(&x, DS4_DTYPE_F32), "rope", where);
 }
 
+/* The step's rows kept beside the rings: packed as they are, and in f32 with the gates' part. */
+static void check_keep(const struct step *s, struct world *w, struct twin *x, int32_t d,
+                       int32_t d_rope, enum ds4_row_format format)
+{
+    const int32_t n = w->batch.n_tok, ratio = 4;
+    struct twin ape = twin_random((size_t)(ratio * d), 1.0f);
+    struct ds4_keep_args a = {.x = ds4_tensor_2d(x->cpu, DS4_DTYPE_F32, n, d),
+                              .n_row = n,
+                              .n_col = d,
+                              .pos = 3,
+                              .ratio = ratio,
+                              .format = format,
+                              .d_rope = d_rope};
+    char where[128];
+    bool same;
+
+    for (int gates = 0; gates < 2; gates++) {
+        struct ds4_keep_args b;
+        struct twin store, *out[] = {&store};
+
+        if (gates) {
+            a.format = DS4_ROW_F32;
+            a.n_col = d / 2;
+            a.ape = (struct ds4_weight){ape.cpu, DS4_DTYPE_F32, 1, ratio, d, 4 * (size_t)d};
+        }
+        store = twin_poison((size_t)n * ds4_row_bytes(a.format, a.n_col, d_rope));
+        b = a;
+        a.dst = store.cpu;
+        b.x.data = x->cuda, b.dst = store.cuda;
+        b.ape.data = gates ? ape.cuda : NULL;
+        same = RUN(keep, w, &a, &b, out, 1);
+        label(where, sizeof(where), s, gates ? ", gates" : ", rows", same);
+        verdict(same && twin_bytes_differ(&store) == 0.0, twin_bytes_differ(&store), "keep", where);
+    }
+}
+
 static void check_round(const struct step *s, struct world *w, int32_t d, int32_t d_rope,
                         enum ds4_row_format format)
 {
@@ -561,6 +598,7 @@ static void check_round(const struct step *s, struct world *w, int32_t d, int32_
     verdict(same && twin_bytes_differ(&store) == 0.0, twin_bytes_differ(&store), "ring_write",
             where);
     show_difference(&store, ring.row_bytes);
+    check_keep(s, w, &x, d, d_rope, format);
 }
 
 /* ---- sequence state --------------------------------------------------------------------------------- */

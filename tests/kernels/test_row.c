@@ -304,6 +304,57 @@ static void inactive_entries_write_nothing(void **state)
     ds4_test_close(devs, n);
 }
 
+/* What is kept beside a ring is what the ring would hold: same packing, gates with their part by position. */
+static void kept_rows_are_those_of_a_ring(void **state)
+{
+    enum { D = 48, D_ROPE = 16, N = 5, RATIO = 4 };
+    static const enum ds4_row_format format[] = {DS4_ROW_F32, DS4_ROW_BF16, DS4_ROW_FP8};
+    struct ds4_test_dev devs[DS4_TEST_MAX_DEVS];
+    int n = ds4_test_open(devs, DS4_PRODUCTS_EXACT);
+    float x[N * D], ape[RATIO * D], sum[2 * (D / 2)];
+    uint8_t kept[N * D * 4], want[D * 4];
+
+    (void)state;
+    ds4_test_fill(x, N * D, 1, 1.0f);
+    ds4_test_fill(ape, RATIO * D, 2, 1.0f);
+    for (size_t f = 0; f < sizeof(format) / sizeof(format[0]); f++) {
+        size_t bytes = ds4_row_bytes(format[f], D, D_ROPE);
+        struct ds4_keep_args a = {.x = ds4_tensor_2d(x, DS4_DTYPE_F32, N, D),
+                                  .first_row = 1,
+                                  .n_row = N - 2,
+                                  .n_col = D,
+                                  .format = format[f],
+                                  .d_rope = D_ROPE,
+                                  .dst = kept};
+
+        memset(kept, 0xee, sizeof(kept));
+        ds4_test_cpu()->keep(devs[n - 1].dev, &a);
+        for (int32_t t = 0; t < N - 2; t++) {
+            ds4_cpu_pack_row(format[f], D, D_ROPE, x + (1 + t) * D, want);
+            assert_memory_equal(kept + (size_t)t * bytes, want, bytes);
+        }
+        assert_int_equal(kept[(N - 2) * bytes], 0xee);
+    }
+    {
+        struct ds4_keep_args a = {.x = ds4_tensor_2d(x, DS4_DTYPE_F32, N, D),
+                                  .first_row = 2,
+                                  .n_row = 2,
+                                  .n_col = D / 2,
+                                  .pos = 7, /* 7 % 4 = 3, then 0 */
+                                  .ape = {ape, DS4_DTYPE_F32, 1, RATIO, D, D * sizeof(float)},
+                                  .ratio = RATIO,
+                                  .format = DS4_ROW_F32,
+                                  .dst = kept};
+
+        ds4_test_cpu()->keep(devs[0].dev, &a);
+        for (int32_t t = 0; t < 2; t++)
+            for (int32_t i = 0; i < D / 2; i++)
+                sum[t * (D / 2) + i] = x[(2 + t) * D + i] + ape[(t == 0 ? 3 : 0) * D + i];
+        assert_memory_equal(kept, sum, sizeof(sum));
+    }
+    ds4_test_close(devs, n);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -316,6 +367,7 @@ int main(void)
         cmocka_unit_test(non_finite_values_become_nan_and_stay_so),
         cmocka_unit_test(ring_keeps_the_last_rows_below_the_lease),
         cmocka_unit_test(inactive_entries_write_nothing),
+        cmocka_unit_test(kept_rows_are_those_of_a_ring),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

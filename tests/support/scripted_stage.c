@@ -267,15 +267,28 @@ static struct ds4_scripted_slot *slot_of(struct ds4_scripted_stage *stage,
     return NULL;
 }
 
-static void save_point(struct ds4_scripted_stage *stage, const struct ds4_kv_op *op, int64_t step)
+/* Is it an anchor inside of the rows of the slot's entry? */
+static bool is_inner(const struct ds4_step *step, const struct ds4_kv_op *op)
 {
+    for (int32_t e = 0; e < step->n_entry; e++)
+        if (step->entry[e].slot == op->slot && op->pos % DS4_ANCHOR_TOK == 0 &&
+            step->entry[e].base_pos < op->pos &&
+            op->pos < step->entry[e].base_pos + step->entry[e].n_tok)
+            return true;
+    return false;
+}
+
+static void save_point(struct ds4_scripted_stage *stage, const struct ds4_kv_op *op,
+                       const struct ds4_step *in)
+{
+    int64_t step = in->step_no;
     const struct ds4_scripted_slot *slot = slot_of(stage, op, step);
     struct ds4_scripted_point point = {.id = op->point, .pos = op->pos};
 
     if (slot == NULL)
         return;
     if (op->pos < slot->install_pos || op->pos > pos_of(slot) ||
-        slot->hi - op->pos > stage->hot_window_tok) {
+        (slot->hi - op->pos > stage->hot_window_tok && !is_inner(in, op))) {
         object(stage, "point outside of the rings", step, op->pos, slot->hi);
         return;
     }
@@ -475,7 +488,7 @@ bool ds4_scripted_answer(struct ds4_scripted_stage *stage, struct ds4_tokens_out
         run_entry(stage, step, &step->entry[i], &stage->answer[i]);
     for (int32_t i = 0; i < step->n_op; i++)
         if (step->op[i].kind == DS4_KV_POINT_SAVE)
-            save_point(stage, &step->op[i], step->step_no);
+            save_point(stage, &step->op[i], step);
     *out = (struct ds4_tokens_out){
         .generation = step->generation,
         .step_no = step->step_no,

@@ -106,6 +106,30 @@ static void a_cut_at_every_position_costs_at_most_an_anchor_step(void **state)
     free(token);
 }
 
+/* Chunks of 512 left an anchor at each end only, so that a deep cut cost up to 511 tokens more. */
+static void a_deep_cut_below_long_chunks_costs_less_than_an_anchor_step(void **state)
+{
+    int32_t *token = tokens(3, 9000);
+    uint32_t x = 5;
+
+    (void)state;
+    for (int32_t i = 0; i < 12; i++) {
+        struct ds4_rig rig;
+        int32_t cut, cached;
+
+        x = x * 1664525u + 1013904223u;
+        cut = 1 + (int32_t)(x >> 12) % 8800;
+        ds4_rig_open(&rig, &roomy);
+        ask(&rig, token, 9000, 1);
+        change(token, cut);
+        cached = ask(&rig, token, cut + 9, 3);
+        assert_true(cached <= cut);
+        assert_true(cut - cached <= 127);
+        ds4_rig_close(&rig);
+    }
+    free(token);
+}
+
 /* T03: cuts compose; what one of them destroyed is known to the next. */
 static void fifty_cuts_in_a_row_are_neither_refused_nor_wrong(void **state)
 {
@@ -197,7 +221,7 @@ static void a_compaction_starts_from_the_shared_system_prompt(void **state)
     ask(&rig, token, 28000, 4);
     memcpy(other, token, 3000 * sizeof(*token));
     cached = ask(&rig, other, 6000, 4);
-    assert_true(cached <= 3000 && cached > 3000 - 512); /* chunks of 512 rows leave anchors there */
+    assert_true(cached <= 3000 && cached > 3000 - 128);
     free(token);
     free(other);
     ds4_rig_close(&rig);
@@ -850,6 +874,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_cut_at_every_position_costs_at_most_an_anchor_step),
+        cmocka_unit_test(a_deep_cut_below_long_chunks_costs_less_than_an_anchor_step),
         cmocka_unit_test(fifty_cuts_in_a_row_are_neither_refused_nor_wrong),
         cmocka_unit_test(equal_prompts_of_three_sessions_get_equal_answers),
         cmocka_unit_test(a_regenerated_answer_costs_one_row_even_after_300_tokens),
