@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -105,12 +106,14 @@ static void each_malformed_field_is_refused(void **state)
 static void versions_refuse_each_other_by_name(void **state)
 {
     uint8_t envelope[DS4_ENVELOPE_BYTES];
+    char words[64];
 
     (void)state;
+    snprintf(words, sizeof(words), "router speaks wire version %d", DS4_WIRE_VERSION + 1);
     write_step(envelope);
     envelope[4] = DS4_WIRE_VERSION + 1;
     envelope[6] = 200; /* a kind this version does not know must not hide the reason */
-    refuse(envelope, DS4_ENVELOPE_BYTES, 99, "router speaks wire version 3");
+    refuse(envelope, DS4_ENVELOPE_BYTES, 99, words);
 }
 
 static void frames_of_another_generation_are_dropped_and_counted(void **state)
