@@ -12,6 +12,7 @@
 #include <confuse.h>
 
 #include <arpa/inet.h>
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -456,9 +457,54 @@ int32_t ds4_config_stages(const struct ds4_config *config)
     return config->gpu.cards.n > 0 ? config->gpu.cards.n : 1;
 }
 
+int ds4_config_address(const char *text, char address[DS4_CONFIG_ADDRESS_BYTES], int32_t *port)
+{
+    struct ds4_str rest = ds4_str_view(text);
+    size_t colon = rest.len;
+    unsigned char bytes[sizeof(struct in6_addr)];
+    char *end;
+    long number;
+
+    while (colon > 0 && text[colon - 1] != ':')
+        colon--;
+    if (colon < 2 || colon == rest.len || !isdigit((unsigned char)text[colon]))
+        return -1;
+    number = strtol(text + colon, &end, 10);
+    rest = ds4_str_head(rest, colon - 1);
+    if (rest.len > 2 && rest.ptr[0] == '[' && rest.ptr[rest.len - 1] == ']')
+        rest = (struct ds4_str){rest.ptr + 1, rest.len - 2};
+    if (*end != '\0' || number > UINT16_MAX || rest.len >= DS4_CONFIG_ADDRESS_BYTES)
+        return -1;
+    memcpy(address, rest.ptr, rest.len);
+    address[rest.len] = '\0';
+    *port = (int32_t)number;
+    return inet_pton(text[0] == '[' ? AF_INET6 : AF_INET, address, bytes) == 1 ? 0 : -1;
+}
+
 static bool is_tcp(const char *endpoint)
 {
     return strncmp(endpoint, "tcp://", strlen("tcp://")) == 0;
+}
+
+static int check_metrics_access(const struct ds4_config *config, bool has_keys, struct ds4_err *err)
+{
+    char address[DS4_CONFIG_ADDRESS_BYTES];
+    const char *listen = config->metrics.listen;
+    int32_t port;
+
+    if (listen[0] == '\0')
+        return 0;
+    if (ds4_config_address(listen, address, &port) != 0)
+        return ds4_fail(err, DS4_E_INVALID,
+                        "metrics.listen is \"%.64s\", must be address:port like 127.0.0.1:9401",
+                        listen);
+    if (!ds4_config_is_loopback(address) && !has_keys && !config->metrics.open)
+        return ds4_fail(
+            err, DS4_E_INVALID,
+            "metrics.listen is %.64s, a public address: set http.keys_file, or metrics.open = "
+            "true to show everyone",
+            listen);
+    return 0;
 }
 
 static int check_access(const struct ds4_config *config, struct ds4_err *err)
@@ -471,6 +517,8 @@ static int check_access(const struct ds4_config *config, struct ds4_err *err)
             "http.listen is %.64s, a public address: set http.keys_file, or http.open = "
             "true to serve everyone",
             config->http.listen);
+    if (check_metrics_access(config, has_keys, err) != 0)
+        return -1;
     if (is_tcp(config->cluster.steps_endpoint) && config->cluster.curve_dir[0] == '\0')
         return ds4_fail(err, DS4_E_INVALID,
                         "cluster.steps_endpoint on tcp needs the keys of cluster.curve_dir");

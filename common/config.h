@@ -183,6 +183,7 @@ struct ds4_config {
         int32_t prefill_s;
     } watchdog;
     struct {
+        char *listen; /* for ds4_config_address; "" = only where the API is */
         bool open;
         bool vllm_aliases;
     } metrics;
@@ -218,6 +219,11 @@ int ds4_config_check(const struct ds4_config *config, struct ds4_err *err) DS4_M
  * those that differ but need a restart to *left, each after a space.  Cannot fail half-way. */
 void ds4_config_take_live(struct ds4_config *running, struct ds4_config *fresh,
                           struct ds4_buf *taken, struct ds4_buf *left);
+
+/* "127.0.0.1:9401" or "[::1]:9401" in two; -1 if it is neither. */
+#define DS4_CONFIG_ADDRESS_BYTES 64
+int ds4_config_address(const char *text, char address[DS4_CONFIG_ADDRESS_BYTES],
+                       int32_t *port) DS4_MUST_CHECK;
 
 /* The number of pipeline stages: cluster.stages, else the length of the partition, else of gpu.cards,
  * else 1. */

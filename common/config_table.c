@@ -215,6 +215,9 @@ const struct ds4_setting ds4_settings[] = {
         "a decode step without progress for so long ends the worker"),
     NUM(watchdog, prefill_s, "120", 1, 3600, "s", "the same for a prefill step"),
 
+    TXT(metrics, listen, "",
+        "address and port of a listener for /metrics alone, like 127.0.0.1:9401 or [::1]:9401; on "
+        "this machine it asks for no key; empty = only the API's"),
     TXT(metrics, open, "false", "serve /metrics on a public address without a key"),
     TXT(metrics, vllm_aliases, "true", "show what vLLM's boards look for under its names as well"),
 

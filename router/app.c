@@ -304,6 +304,7 @@ static int open_memory(struct ds4_app *app, struct ds4_err *err)
 static int open_server(struct ds4_app *app, struct ds4_err *err)
 {
     const struct ds4_config *c = app->config;
+    char side[DS4_CONFIG_ADDRESS_BYTES] = "";
     struct ds4_server_config server = {
         .listen = c->http.listen,
         .port = c->http.port,
@@ -341,6 +342,12 @@ static int open_server(struct ds4_app *app, struct ds4_err *err)
     app->api.stats = app->stats;
     app->api.started_unix_s = ds4_clock_unix_ns() / DS4_NS_PER_SEC;
     server.routes = ds4_routes(&app->api, &server.n_routes);
+    if (c->metrics.listen[0] != '\0' &&
+        ds4_config_address(c->metrics.listen, side, &server.side_port) == 0) {
+        server.side_listen = side;
+        server.side_route = ds4_routes_metrics();
+        server.side_open = c->metrics.open || ds4_config_is_loopback(side);
+    }
     app->server = ds4_server_open(&app->loop, &server, err);
     return app->server == NULL ? -1 : 0;
 }
@@ -514,10 +521,10 @@ struct ds4_app *ds4_app_open(const struct ds4_app_config *from, int *exit_code, 
     }
     ds4_log(DS4_LOG_INFO, "router.start",
             "model=%s release=%s vocab=%d layers=%d stages=%d listen=%s port=%d "
-            "think_default=%s think_floor=%d",
+            "metrics_port=%d think_default=%s think_floor=%d",
             app->api.model_name, ds4_config_choice("model.release", app->api.release),
             app->shape.n_vocab, app->shape.n_layer, ds4_config_stages(config), config->http.listen,
-            ds4_server_port(app->server),
+            ds4_server_port(app->server), ds4_server_side_port(app->server),
             ds4_config_choice("think.default", config->think.default_effort),
             config->think.max_min_context);
     return app;

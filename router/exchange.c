@@ -379,6 +379,12 @@ void ds4_exchange_set_header(struct ds4_exchange *x, const char *name, const cha
                           value_copy.base, value_copy.len, 1);
 }
 
+void ds4_exchange_end_connection(struct ds4_exchange *x)
+{
+    if (x->req != NULL && !x->started)
+        x->req->http1_is_persistent = 0;
+}
+
 /* HTTP/1 clients show the phrase to people; h2o adds none for statuses set by a handler. */
 static const char *reason_of(int status)
 {

@@ -54,6 +54,8 @@ void ds4_exchange_on_gone(struct ds4_exchange *x, ds4_gone_fn gone, void *owner)
 void ds4_exchange_on_drained(struct ds4_exchange *x, ds4_drained_fn drained, void *owner);
 bool ds4_exchange_is_gone(const struct ds4_exchange *x);
 
+/* The connection ends with this answer; before reply or start. */
+void ds4_exchange_end_connection(struct ds4_exchange *x);
 /* Sets a response header (copied) before reply or start, instead of an earlier value; name lower-case. */
 void ds4_exchange_set_header(struct ds4_exchange *x, const char *name, const char *value);
 

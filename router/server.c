@@ -32,9 +32,23 @@ struct connection {
     struct connection *next, **at; /* in the server's list, which holds it at *at */
 };
 
+/* Where connections come in, and what they find there. */
+struct door {
+    struct ds4_server *server;
+    const struct ds4_route *only; /* NULL: all routes */
+    bool open;                    /* asks for no key */
+    char listen[DS4_CONFIG_ADDRESS_BYTES];
+    int32_t wanted_port;
+    int32_t port; /* 0: not open */
+    uv_tcp_t listener;
+    bool listening;
+    h2o_hostconf_t *hosts[2];
+    h2o_accept_ctx_t accept;
+};
+
 struct route_handler {
     h2o_handler_t super;
-    struct ds4_server *server;
+    struct door *door;
 };
 
 DS4_VEC_TYPE(key_list, struct ds4_str);
@@ -49,10 +63,7 @@ struct ds4_server {
     struct ds4_exchange_host host;
     h2o_globalconf_t global;
     h2o_context_t context;
-    h2o_accept_ctx_t accept;
-    uv_tcp_t listener;
-    bool listening;
-    int32_t port;
+    struct door main, side;
     struct connection *connections;
     struct key_ring ring;
     struct ds4_peers peers; /* who comes with wrong keys */
@@ -208,17 +219,18 @@ static bool path_matches(const char *pattern, struct ds4_str path)
 }
 
 /* The route of a path and method; *allowed collects the methods the path knows. */
-static const struct ds4_route *find_route(const struct ds4_server *server, struct ds4_str path,
+static const struct ds4_route *find_route(const struct door *door, struct ds4_str path,
                                           enum ds4_method method, uint32_t *allowed)
 {
+    const struct ds4_server_config *config = &door->server->config;
     const struct ds4_route *found = NULL;
 
     *allowed = 0;
-    for (size_t i = 0; i < server->config.n_routes; i++) {
-        const struct ds4_route *route = &server->config.routes[i];
+    for (size_t i = 0; i < config->n_routes; i++) {
+        const struct ds4_route *route = &config->routes[i];
         uint32_t methods = route->methods;
 
-        if (!path_matches(route->path, path))
+        if (!path_matches(route->path, path) || (door->only != NULL && door->only != route))
             continue;
         if ((methods & DS4_METHOD_GET) != 0)
             methods |= DS4_METHOD_HEAD;
@@ -343,7 +355,8 @@ static size_t header_bytes(const h2o_req_t *req)
 
 static int on_request(h2o_handler_t *self, h2o_req_t *req)
 {
-    struct ds4_server *server = ((struct route_handler *)self)->server;
+    const struct door *door = ((struct route_handler *)self)->door;
+    struct ds4_server *server = door->server;
     struct ds4_exchange *x = ds4_exchange_new(&server->host, req, fd_of(req));
     const struct ds4_route *route;
     enum ds4_method method;
@@ -362,7 +375,7 @@ static int on_request(h2o_handler_t *self, h2o_req_t *req)
                               "the request's headers are larger than 64 KiB");
         return 0;
     }
-    route = find_route(server, ds4_exchange_path(x), method, &allowed);
+    route = find_route(door, ds4_exchange_path(x), method, &allowed);
     if (route != NULL && route->endpoint != NULL)
         ds4_exchange_set_endpoint(x, route->endpoint);
     if (ds4_exchange_body(x).len > server->config.max_body_bytes) {
@@ -372,7 +385,7 @@ static int on_request(h2o_handler_t *self, h2o_req_t *req)
         refuse_path(server, x);
     } else if (route == NULL) {
         refuse_method(server, x, allowed);
-    } else if (!route->open && !authorised(server, x)) {
+    } else if (!route->open && !door->open && !authorised(server, x)) {
         return 0;
     } else if (is_encoded(x)) {
         server->config.refuse(x, 415, "unsupported_encoding",
@@ -414,7 +427,8 @@ static void free_connection(uv_handle_t *handle)
 static void on_connection(uv_stream_t *listener, int status)
 {
     static struct ds4_log_limit limit;
-    struct ds4_server *server = listener->data;
+    struct door *door = listener->data;
+    struct ds4_server *server = door->server;
     struct connection *c;
     h2o_socket_t *sock;
     int send_bytes =
@@ -440,7 +454,7 @@ static void on_connection(uv_stream_t *listener, int status)
     sock->on_close.cb = on_connection_closed;
     sock->on_close.data = c;
     keep_connection(server, c);
-    h2o_accept(&server->accept, sock);
+    h2o_accept(&door->accept, sock);
 }
 
 /* ---- answers h2o gives itself ------------------------------------------------------------------- */
@@ -493,72 +507,97 @@ static void on_setup_ostream(h2o_filter_t *self, h2o_req_t *req, h2o_ostream_t *
 
 /* ---- open and close --------------------------------------------------------------------------- */
 
-static int parse_address(const struct ds4_server_config *config, struct sockaddr_storage *address,
+static int parse_address(const struct door *door, struct sockaddr_storage *address,
                          struct ds4_err *err)
 {
-    if (config->port < 0 || config->port > UINT16_MAX)
-        return ds4_fail(err, DS4_E_INVALID, "http.port is %d, must be 0 to 65535", config->port);
-    if (uv_ip4_addr(config->listen, config->port, (struct sockaddr_in *)address) == 0 ||
-        uv_ip6_addr(config->listen, config->port, (struct sockaddr_in6 *)address) == 0)
+    if (door->wanted_port < 0 || door->wanted_port > UINT16_MAX)
+        return ds4_fail(err, DS4_E_INVALID, "http.port is %d, must be 0 to 65535",
+                        door->wanted_port);
+    if (uv_ip4_addr(door->listen, door->wanted_port, (struct sockaddr_in *)address) == 0 ||
+        uv_ip6_addr(door->listen, door->wanted_port, (struct sockaddr_in6 *)address) == 0)
         return 0;
     return ds4_fail(err, DS4_E_INVALID, "http.listen is \"%s\", must be an IPv4 or IPv6 address",
-                    config->listen);
+                    door->listen);
+}
+
+static void set_up_host(struct ds4_server *server, struct door *door, const char *name)
+{
+    h2o_hostconf_t *host =
+        h2o_config_register_host(&server->global, h2o_iovec_init(name, strlen(name)), 65535);
+    h2o_pathconf_t *path = h2o_config_register_path(host, "/", 0);
+    struct route_handler *handler =
+        (struct route_handler *)h2o_create_handler(path, sizeof(*handler));
+
+    handler->super.on_req = on_request;
+    handler->door = door;
+    h2o_create_filter(path, sizeof(h2o_filter_t))->on_setup_ostream = on_setup_ostream;
+    h2o_create_filter(&host->fallback_path, sizeof(h2o_filter_t))->on_setup_ostream =
+        on_setup_ostream;
+    door->server = server;
+    door->hosts[0] = host; /* and no other: what a client calls us by decides nothing */
+    door->accept = (h2o_accept_ctx_t){.ctx = &server->context, .hosts = door->hosts};
 }
 
 static void set_up_h2o(struct ds4_server *server, uv_loop_t *loop)
 {
-    h2o_hostconf_t *host;
-    h2o_pathconf_t *path;
-    struct route_handler *handler;
-
     h2o_config_init(&server->global);
     server->global.server_name = h2o_iovec_init(H2O_STRLIT("ds4"));
     /* Read somewhat more than is accepted: a client that sends its whole body before it reads would
      * otherwise meet a reset instead of the 413. */
     server->global.max_request_entity_size = 2 * server->config.max_body_bytes;
     server->global.http1.req_timeout = (uint64_t)server->config.request_ms;
-    host = h2o_config_register_host(&server->global, h2o_iovec_init(H2O_STRLIT("default")), 65535);
-    path = h2o_config_register_path(host, "/", 0);
-    handler = (struct route_handler *)h2o_create_handler(path, sizeof(*handler));
-    handler->super.on_req = on_request;
-    handler->server = server;
-    h2o_create_filter(path, sizeof(h2o_filter_t))->on_setup_ostream = on_setup_ostream;
-    h2o_create_filter(&host->fallback_path, sizeof(h2o_filter_t))->on_setup_ostream =
-        on_setup_ostream;
+    set_up_host(server, &server->main, "default");
+    set_up_host(server, &server->side, "side");
     h2o_context_init(&server->context, loop, &server->global);
-    server->accept = (h2o_accept_ctx_t){.ctx = &server->context, .hosts = server->global.hosts};
 }
 
-static int start_listening(struct ds4_server *server, const struct sockaddr_storage *address,
-                           struct ds4_err *err)
+/* On passed_fd if that is a socket, else on an address. */
+static int start_listening(struct door *door, int passed_fd, struct ds4_err *err)
 {
-    struct sockaddr_storage bound = {0};
+    struct sockaddr_storage address = {0}, bound = {0};
     int size = sizeof(bound);
     int rc;
 
-    (void)uv_tcp_init(server->host.loop, &server->listener);
-    server->listener.data = server;
-    server->listening = true;
-    rc = server->config.passed_fd > 0
-             ? uv_tcp_open(&server->listener, server->config.passed_fd)
-             : uv_tcp_bind(&server->listener, (const struct sockaddr *)address, 0);
+    if (parse_address(door, &address, err) != 0)
+        return -1;
+    (void)uv_tcp_init(door->server->host.loop, &door->listener);
+    door->listener.data = door;
+    door->listening = true;
+    rc = passed_fd > 0 ? uv_tcp_open(&door->listener, passed_fd)
+                       : uv_tcp_bind(&door->listener, (const struct sockaddr *)&address, 0);
     if (rc == 0)
-        rc = uv_listen((uv_stream_t *)&server->listener, DS4_LISTEN_BACKLOG, on_connection);
+        rc = uv_listen((uv_stream_t *)&door->listener, DS4_LISTEN_BACKLOG, on_connection);
     if (rc == 0)
-        rc = uv_tcp_getsockname(&server->listener, (struct sockaddr *)&bound, &size);
+        rc = uv_tcp_getsockname(&door->listener, (struct sockaddr *)&bound, &size);
     if (rc != 0)
-        return ds4_fail(err, DS4_E_IO, "could not listen on %s port %d: %s", server->config.listen,
-                        server->config.port, uv_strerror(rc));
-    server->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
-                                                     : ((struct sockaddr_in *)&bound)->sin_port);
+        return ds4_fail(err, DS4_E_IO, "could not listen on %s port %d: %s", door->listen,
+                        door->wanted_port, uv_strerror(rc));
+    door->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                                   : ((struct sockaddr_in *)&bound)->sin_port);
     return 0;
+}
+
+static int open_doors(struct ds4_server *server, struct ds4_err *err)
+{
+    const struct ds4_server_config *c = &server->config;
+
+    (void)snprintf(server->main.listen, sizeof(server->main.listen), "%s", c->listen);
+    server->main.wanted_port = c->port;
+    if (start_listening(&server->main, c->passed_fd, err) != 0)
+        return -1;
+    if (c->side_listen == NULL || c->side_listen[0] == '\0')
+        return 0;
+    (void)snprintf(server->side.listen, sizeof(server->side.listen), "%s", c->side_listen);
+    server->side.wanted_port = c->side_port;
+    server->side.only = c->side_route;
+    server->side.open = c->side_open;
+    return start_listening(&server->side, 0, err);
 }
 
 struct ds4_server *ds4_server_open(uv_loop_t *loop, const struct ds4_server_config *config,
                                    struct ds4_err *err)
 {
     struct ds4_server *server = calloc(1, sizeof(*server));
-    struct sockaddr_storage address = {0};
 
     if (server == NULL) {
         (void)ds4_fail(err, DS4_E_NOMEM, "no memory for the HTTP server");
@@ -573,12 +612,10 @@ struct ds4_server *ds4_server_open(uv_loop_t *loop, const struct ds4_server_conf
     };
     (void)getrandom(&server->host.id_seed, sizeof(server->host.id_seed), 0);
     (void)getrandom(&server->peers.seed, sizeof(server->peers.seed), 0);
-    if (parse_address(config, &address, err) != 0)
-        goto fail;
     if (load_keys(config, config->keys_file, &server->ring, err) != 0)
         goto fail;
     set_up_h2o(server, loop);
-    if (start_listening(server, &address, err) == 0)
+    if (open_doors(server, err) == 0)
         return server;
     ds4_server_close(server);
     (void)uv_run(loop, UV_RUN_NOWAIT);
@@ -589,7 +626,12 @@ fail:
 
 int32_t ds4_server_port(const struct ds4_server *server)
 {
-    return server->port;
+    return server->main.port;
+}
+
+int32_t ds4_server_side_port(const struct ds4_server *server)
+{
+    return server->side.port;
 }
 
 int ds4_server_read_keys(struct ds4_server *server, const char *keys_file, struct ds4_err *err)
@@ -608,12 +650,18 @@ void ds4_server_drain(struct ds4_server *server)
     server->host.closing = true;
 }
 
+static void close_door(struct door *door)
+{
+    if (!door->listening)
+        return;
+    door->listening = false;
+    uv_close((uv_handle_t *)&door->listener, NULL);
+}
+
 void ds4_server_stop_listening(struct ds4_server *server)
 {
-    if (!server->listening)
-        return;
-    server->listening = false;
-    uv_close((uv_handle_t *)&server->listener, NULL);
+    close_door(&server->main);
+    close_door(&server->side);
 }
 
 size_t ds4_server_n_open(const struct ds4_server *server)

@@ -32,10 +32,14 @@ typedef void (*ds4_refuse_fn)(struct ds4_exchange *x, int status, const char *co
                               const char *message);
 
 struct ds4_server_config {
-    const char *listen;    /* address; loopback unless keys are set or `open` */
-    int32_t port;          /* 0 = any free port, see ds4_server_port */
-    int passed_fd;         /* a socket that listens there already, taken over; 0 = open one */
-    bool open;             /* allow a public address without keys */
+    const char *listen;      /* address; loopback unless keys are set or `open` */
+    int32_t port;            /* 0 = any free port, see ds4_server_port */
+    int passed_fd;           /* a socket that listens there already, taken over; 0 = open one */
+    bool open;               /* allow a public address without keys */
+    const char *side_listen; /* a second address, with side_route alone; NULL or "" = none */
+    int32_t side_port;
+    bool side_open;                     /* no key needed there */
+    const struct ds4_route *side_route; /* one of `routes` */
     const char *keys_file; /* one key per line, "key" or "key name"; NULL or "" = no keys */
     size_t max_body_bytes;
     size_t out_buf_bytes;  /* backlog limit of one stream */
@@ -55,6 +59,7 @@ struct ds4_server_config {
 struct ds4_server *ds4_server_open(struct uv_loop_s *loop, const struct ds4_server_config *config,
                                    struct ds4_err *err);
 int32_t ds4_server_port(const struct ds4_server *server);
+int32_t ds4_server_side_port(const struct ds4_server *server); /* 0 = there is none */
 /* Reads the keys anew, from another file or none.  -1 as at the opening, and the old ones stay. */
 int ds4_server_read_keys(struct ds4_server *server, const char *keys_file,
                          struct ds4_err *err) DS4_MUST_CHECK;

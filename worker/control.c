@@ -255,6 +255,8 @@ static void take_signals(struct control *c)
     int signal;
 
     while ((signal = ds4_service_next_signal(c->signal_fd)) != 0) {
+        if (signal == SIGHUP && c->config.reload != NULL)
+            c->config.reload(c->config.reload_arg);
         if (signal != SIGTERM && signal != SIGINT)
             continue;
         if (c->leaving)

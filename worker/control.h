@@ -25,6 +25,10 @@ struct ds4_control_config {
     int32_t heartbeat_ms;
     int32_t step_ms;    /* a step that computes for longer is stuck: exit 71 */
     int32_t prefill_ms; /* the same for a step with a prefill entry */
+    /* SIGHUP: reads the settings anew and applies what needs no restart; may be NULL.  On the control
+     * thread. */
+    void (*reload)(void *arg);
+    void *reload_arg;
 };
 
 /* Runs a worker on the calling thread until it is to leave, and returns its exit code (enum ds4_exit)

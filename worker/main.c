@@ -19,6 +19,7 @@
 #define DEFAULT_CONFIG  "/etc/ds4/ds4.conf"
 #define PLAN_MAX_BYTES  ((size_t)1 << 20)
 #define HOST_TEST_BYTES ((size_t)256 << 20)
+#define RELOAD_BYTES    ((size_t)16384)
 
 const char *argp_program_version = "ds4-worker " DS4_VERSION;
 
@@ -180,9 +181,42 @@ static int load_settings(const struct arguments *arguments, struct ds4_config *c
     return ds4_config_check(config, err);
 }
 
+struct running {
+    const struct arguments *arguments;
+    struct ds4_config *config;
+};
+
+/* SIGHUP.  Of what a reload may change, a stage reads nothing but the log's level: the rest is the
+ * router's.  A fault in the file changes nothing. */
+static void reload(void *arg)
+{
+    struct running *running = arg;
+    struct ds4_config fresh = {0};
+    struct ds4_buf taken, left;
+    struct ds4_err err = {0};
+
+    if (load_settings(running->arguments, &fresh, &err) != 0) {
+        ds4_log(DS4_LOG_ERROR, "worker.reload", "error=\"%s\"", err.msg);
+        ds4_config_deinit(&fresh);
+        return;
+    }
+    ds4_buf_init(&taken, RELOAD_BYTES);
+    ds4_buf_init(&left, RELOAD_BYTES);
+    ds4_config_take_live(running->config, &fresh, &taken, &left);
+    ds4_config_deinit(&fresh);
+    if (!running->arguments->level_given)
+        ds4_log_set_level((enum ds4_log_level)running->config->log.level);
+    ds4_log(DS4_LOG_INFO, "worker.reload", "changed=\"%.*s\"", (int)taken.len, taken.ptr);
+    if (left.len > 0)
+        ds4_log(DS4_LOG_WARN, "worker.reload", "need_restart=\"%.*s\"", (int)left.len, left.ptr);
+    ds4_buf_deinit(&taken);
+    ds4_buf_deinit(&left);
+}
+
 static int run(const struct arguments *arguments, struct ds4_config *config, struct ds4_err *err)
 {
     static char name[32];
+    struct running running = {arguments, config};
     struct ds4_worker_settings settings;
 
     if (load_settings(arguments, config, err))
@@ -201,6 +235,8 @@ static int run(const struct arguments *arguments, struct ds4_config *config, str
         return self_test(&settings.stage, err);
     if (arguments->plan)
         return plan(arguments, &settings.stage, err);
+    settings.control.reload = reload;
+    settings.control.reload_arg = &running;
     return ds4_control_run(&settings.control, err);
 }
 

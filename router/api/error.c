@@ -232,6 +232,8 @@ void ds4_api_error_reply(const struct ds4_api_error *error, enum ds4_error_style
     ds4_buf_init(&body, SIZE_MAX / 2);
     ds4_api_error_write(error, style, ds4_exchange_id(x), &body);
     set_retry_headers(error, status, x);
+    if (error->code != NULL && strcmp(error->code, "draining") == 0)
+        ds4_exchange_end_connection(x); /* the client's next one may reach another server */
     if (style == DS4_STYLE_ANTHROPIC)
         ds4_exchange_set_header(x, "request-id", ds4_exchange_id(x));
     ds4_exchange_reply(x, status, "application/json", ds4_buf_view(&body));

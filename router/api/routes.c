@@ -103,6 +103,11 @@ const struct ds4_route *ds4_routes(const struct ds4_api_context *context, size_t
     return routes;
 }
 
+const struct ds4_route *ds4_routes_metrics(void)
+{
+    return &routes[DS4_ROUTE_METRICS];
+}
+
 void ds4_routes_refuse(struct ds4_exchange *x, int status, const char *code, const char *message)
 {
     enum ds4_error_style style = ds4_str_starts(ds4_exchange_path(x), DS4_STR("/v1/messages"))

@@ -8,6 +8,9 @@
 /* The table, static; whether /metrics needs a key depends on the settings. */
 const struct ds4_route *ds4_routes(const struct ds4_api_context *context, size_t *n);
 
+/* The one of them that is /metrics. */
+const struct ds4_route *ds4_routes_metrics(void);
+
 /* ds4_refuse_fn: the dialect follows from the path. */
 void ds4_routes_refuse(struct ds4_exchange *x, int status, const char *code, const char *message);
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Health that follows tokens, the canary, and what an operator may do through HTTP."""
 
+import http.client
 import json
 import os
 import re
@@ -90,6 +91,7 @@ class Admin(unittest.TestCase):
         status, headers, data = self.rig.request("POST", CHAT, HELLO)
         self.assertEqual((status, json.loads(data)["error"]["code"]), (503, "draining"))
         self.assertGreaterEqual(int(headers["retry-after"]), 1)
+        self.assertEqual(headers["connection"], "close")
         self.assertEqual(self.rig.request("GET", "/v1/models")[0], 503)
         self.assertEqual(self.rig.request("GET", "/livez")[0], 200)
         thread.join(30)
@@ -145,6 +147,42 @@ class Admin(unittest.TestCase):
                         {"host": "[::1]:%d" % port}, {"host": "127.0.0.1"}):
             self.assertEqual(self.admin("undrain", headers)[0], 202, headers)
         self.assertEqual(self.rig.request("GET", "/admin/drain")[0], 405)
+
+
+class Side(unittest.TestCase):
+    def test_metrics_have_a_listener_of_their_own_with_nothing_else(self):
+        rig = e2e.rig(stages=1, settings={"metrics": {"listen": "127.0.0.1:0"}})
+        keys = os.path.join(rig.folder, "keys")
+        with open(keys, "w", encoding="utf-8") as out:
+            out.write("secret\n")
+        rig.settings["http"]["keys_file"] = keys
+        with open(rig.config, "w", encoding="utf-8") as out:
+            out.write(e2e.settings_text(rig.settings))
+        try:
+            rig.start()
+            port = int(re.search(r"metrics_port=(\d+)", rig.logs("router.log", lines=1000)).group(1))
+
+            def ask(method, path, headers=None, body=None):
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+                try:
+                    connection.request(method, path, body, headers or {})
+                    answer = connection.getresponse()
+                    return answer.status, answer.read().decode()
+                finally:
+                    connection.close()
+
+            status, text = ask("GET", "/metrics")
+            self.assertEqual(status, 200)
+            self.assertIn("\nds4_ready{", text)
+            for host in ("default", "side", "127.0.0.1:%d" % rig.port):
+                self.assertEqual(ask("GET", "/v1/models", {"host": host})[0], 404, host)
+            for method, path in (("GET", "/"), ("GET", "/health"), ("POST", "/admin/drain"), ("POST", CHAT)):
+                self.assertEqual(ask(method, path, body="{}" if method == "POST" else None)[0], 404, path)
+            self.assertEqual(rig.request("GET", "/v1/models")[0], 401)
+            self.assertEqual(rig.request("GET", "/v1/models", headers={"host": "side",
+                                                                       "x-api-key": "secret"})[0], 200)
+        finally:
+            rig.stop()
 
 
 class Live(unittest.TestCase):

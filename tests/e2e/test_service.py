@@ -3,6 +3,7 @@
 socket, drain, reload, and stages killed under load.  Times of the units are shortened where a test waits
 for them; everything else is what the files in deploy/ say."""
 
+import http.client
 import json
 import os
 import signal
@@ -31,6 +32,13 @@ WATCHED = {"RestartSec": "100ms", "WatchdogSec": "1", "TimeoutAbortSec": "300ms"
 
 def story(tokens):
     return dict(STORY, max_tokens=tokens, min_tokens=tokens)
+
+
+def read_from(path, size):
+    """What a log has beyond its first `size` bytes."""
+    with open(path, encoding="utf-8") as log:
+        log.seek(size)
+        return log.read()
 
 
 class Units(unittest.TestCase):
@@ -207,6 +215,45 @@ class Drain(Units):
         self.assertLess(time.monotonic() - begin, limit)
         self.assertEqual(self.router.events("killed"), 0)
 
+    def test_every_answer_of_a_drain_ends_its_connection(self):
+        """All dialects, streamed or not, on connections that were open before; and what ran then."""
+        self.start(stages=1)
+        hello = [{"role": "user", "content": "Hello"}]
+        posts = [(path, dict(body, stream=stream, max_tokens=8)) for stream in (False, True)
+                 for path, body in ((CHAT, {"messages": hello}), ("/v1/completions", {"prompt": "Hello"}),
+                                    ("/v1/responses", {"input": "Hello"}), ("/v1/messages", {"messages": hello}))]
+        asks = [("POST", path, json.dumps(body).encode()) for path, body in posts]
+        asks += [("GET", path, None) for path in ("/livez", "/health", "/v1/models", "/metrics", "/", "/nowhere")]
+        kept = [http.client.HTTPConnection("127.0.0.1", self.rig.port, timeout=60) for _ in asks]
+        for connection in kept:
+            connection.request("GET", "/livez")
+            answer = connection.getresponse()
+            answer.read()
+            self.assertFalse(answer.will_close)
+        running = http.client.HTTPConnection("127.0.0.1", self.rig.port, timeout=60)
+        running.request("POST", CHAT, json.dumps(story(300)).encode(), {"content-type": "application/json"})
+        stream = running.getresponse()
+        self.assertFalse(stream.will_close)
+        self.assertTrue(stream.readline())
+        stopper = threading.Thread(target=self.router.stop)
+        stopper.start()
+        self.router.wait_event("says stopping")
+        for connection, (method, path, body) in zip(kept, asks):
+            connection.request(method, path, body, {"content-type": "application/json"} if body else {})
+            sock = connection.sock
+            answer = connection.getresponse()
+            self.assertEqual(answer.headers["connection"], "close", path)
+            if body:
+                self.assertEqual(answer.status, 503, path)
+                self.assertGreater(int(answer.headers["retry-after"]), 0, path)
+            answer.read()
+            self.assertEqual(sock.recv(1) if sock.fileno() >= 0 else b"", b"", path)
+        self.assertIn(b"[DONE]", stream.read())
+        for connection in kept + [running]:
+            connection.close()
+        stopper.join(60)
+        self.assertEqual((self.router.state, self.router.result), ("dead", "success"))
+
     def test_at_the_end_of_the_drain_streams_end_with_an_error(self):
         self.start(stages=1, settings={"cluster": {"drain_s": 1}})
         thread, frames = self.stream_in_thread(story(3000))
@@ -264,23 +311,17 @@ class Reload(Units):
         with open(self.rig.config, "w", encoding="utf-8") as out:
             out.write(e2e.settings_text(self.rig.settings))
 
-    def reload(self):
-        """SIGHUP as the unit sends it; returns what the router logged about it."""
-        path = os.path.join(self.rig.folder, "router.log")
+    def reload(self, service=None, path=None, event="router.reload"):
+        """SIGHUP as the unit sends it; returns what was logged about it."""
+        path = path or os.path.join(self.rig.folder, "router.log")
         size = os.path.getsize(path)
-        self.router.reload()
-        deadline = time.monotonic() + 10
-        while True:
-            with open(path, encoding="utf-8") as log:
-                log.seek(size)
-                lines = [line for line in log.read().splitlines() if "router.reload" in line]
-            if lines:
-                time.sleep(0.1)  # the second line, if there is one
-                with open(path, encoding="utf-8") as log:
-                    log.seek(size)
-                    return "".join(line for line in log if "router.reload" in line)
+        (service or self.router).reload()
+        deadline = time.monotonic() + 20
+        while event not in read_from(path, size):
             self.assertLess(time.monotonic(), deadline, "nothing about a reload in the log")
             time.sleep(0.02)
+        time.sleep(0.1)  # the second line, if there is one
+        return "".join(line for line in read_from(path, size).splitlines(True) if event in line)
 
     def ask(self, key=None):
         headers = {"content-type": "application/json"}
@@ -337,6 +378,19 @@ class Reload(Units):
         self.rewrite(http={"keys_file": keys})
         self.assertIn("holds no key", self.reload())
         self.assertEqual((self.ask()[0], self.ask("first")[0]), (401, 200))
+
+
+    def test_a_stage_takes_its_log_level_and_names_what_needs_a_restart(self):
+        self.start(stages=1, settings={"log": {"level": "warn"}})
+        worker, path = self.workers[0], os.path.join(self.rig.folder, "stage0.log")
+        self.assertNotIn(" info ", read_from(path, 0))
+        self.rewrite(log={"level": "info"}, sched={"max_seqs": 3})
+        said = self.reload(worker, path, "worker.reload")
+        self.assertIn("log.level", said.splitlines()[0])
+        self.assertIn('need_restart=" sched.max_seqs"', said)
+        self.rewrite(log={"level": "loud"})
+        self.assertIn("log.level", self.reload(worker, path, "worker.reload"))
+        self.assertEqual((worker.events("starting"), self.ask()[0]), (1, 200))
 
 
 class Kills(Units):

@@ -195,6 +195,17 @@ static void contradictions_are_found(void **state)
 {
     static const char *const cases[][2] = {
         {"http { listen = 0.0.0.0 }", "http.listen is 0.0.0.0, a public address"},
+        {"metrics { listen = \"127.0.0.1\" }",
+         "metrics.listen is \"127.0.0.1\", must be address:port"},
+        {"metrics { listen = \"127.0.0.1:\" }", "must be address:port"},
+        {"metrics { listen = \"127.0.0.1:+1\" }", "must be address:port"},
+        {"metrics { listen = \"127.0.0.1:65536\" }", "must be address:port"},
+        {"metrics { listen = \"localhost:9401\" }", "must be address:port"},
+        {"metrics { listen = \"::1:9401\" }", "must be address:port"},
+        {"metrics { listen = \"[127.0.0.1]:9401\" }", "must be address:port"},
+        {"metrics { listen = \":9401\" }", "must be address:port"},
+        {"metrics { listen = \"0.0.0.0:9401\" }",
+         "metrics.listen is 0.0.0.0:9401, a public address"},
         {"http { listen = \"::\" }", "http.listen is ::, a public address"},
         {"http { open = false } cluster { steps_endpoint = \"tcp://10.0.0.1:7000\" }", "curve_dir"},
         {"cluster { steps_endpoint = \"\" partition = {1, 2} stages = 3 }", "cluster.stages is 3"},
@@ -222,7 +233,13 @@ static void keys_or_an_explicit_word_allow_a_public_address(void **state)
     assert_int_equal(parse(config, "http { listen = 10.0.0.1 keys_file = /etc/ds4/keys }", NULL),
                      0);
     assert_int_equal(ds4_config_check(config, NULL), 0);
+    assert_int_equal(parse(config, "metrics { listen = \"0.0.0.0:9401\" }", NULL), 0);
+    assert_int_equal(ds4_config_check(config, NULL), 0);
     assert_int_equal(parse(config, "http { keys_file = \"\" open = true }", NULL), 0);
+    assert_int_equal(ds4_config_check(config, NULL), -1);
+    assert_int_equal(parse(config, "metrics { open = true }", NULL), 0);
+    assert_int_equal(ds4_config_check(config, NULL), 0);
+    assert_int_equal(parse(config, "metrics { open = false listen = \"[::1]:0\" }", NULL), 0);
     assert_int_equal(ds4_config_check(config, NULL), 0);
 }
 
