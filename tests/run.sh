@@ -60,18 +60,20 @@ count() {
 
 # What REDUCED leaves of the programs, one a line.
 reduced() {
-    local program name patterns pattern
+    local program rule patterns pattern
     for program in "$@"; do
-        name=${program##*/test_}
-        if grep -qE "^$name not $config\$" tests/slow.txt; then
-            continue
-        fi
-        if ! grep -vE ' not [a-z]+$' tests/slow.txt | grep -qE "^$name( |\$)"; then
-            echo "$program"
-            continue
-        fi
-        patterns=$(sed -n "s/^$name \(.*\)/\1/p" tests/slow.txt)
-        for pattern in $patterns; do
+        rule=$(awk -v name="${program##*/test_}" -v config="$config" '
+            $1 != name { next }
+            $2 == "not" { if ($3 == config) left_out = 1; next }
+            $2 == "in" { if ($3 == config) { sub(/^[^ ]+ in [^ ]+ ?/, ""); rule = $0; found = 1 } next }
+            { sub(/^[^ ]+ ?/, ""); rule = $0; found = 1 }
+            END { if (left_out || (found && rule == "")) print "none"; else print found ? rule : "all" }' tests/slow.txt)
+        case $rule in
+        none) continue ;;
+        all) echo "$program" && continue ;;
+        esac
+        read -ra patterns <<<"$rule"
+        for pattern in "${patterns[@]}"; do
             echo "$program --only $pattern"
         done
     done

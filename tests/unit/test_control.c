@@ -763,5 +763,6 @@ int main(int argc, char **argv)
 
     if (argc == 5 && strcmp(argv[1], "--worker") == 0)
         return run_worker(argv[2], argv[3], argv[4]);
+    chain_take_args(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

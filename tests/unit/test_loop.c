@@ -671,7 +671,7 @@ static void packets_are_bounded_and_come_back(void **state)
     ds4_loop_free(loop);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(posted_ahead_answers_are_the_golden_ones_on_one_stage),
@@ -688,5 +688,6 @@ int main(void)
         cmocka_unit_test(packets_are_bounded_and_come_back),
     };
 
+    chain_take_args(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
