@@ -379,7 +379,6 @@ class Reload(Units):
         self.assertIn("holds no key", self.reload())
         self.assertEqual((self.ask()[0], self.ask("first")[0]), (401, 200))
 
-
     def test_a_stage_takes_its_log_level_and_names_what_needs_a_restart(self):
         self.start(stages=1, settings={"log": {"level": "warn"}})
         worker, path = self.workers[0], os.path.join(self.rig.folder, "stage0.log")
