@@ -32,7 +32,7 @@ def tones(mark):
 class Page(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.rig = e2e.rig(stages=3)
+        cls.rig = e2e.rig(stages=3, settings={"sampling": {"temperature": 0}})
         cls.rig.start()
         cls.browser = Browser()
 
