@@ -32,7 +32,8 @@ CARD = {
     "driver_version": "610.43.02", "memory.total": "65536", "memory.used": "4", "temperature.gpu": "41",
     "temperature.memory": "47", "power.limit": "160.00", "clocks.sm": "1140", "pcie.link.gen.current": "1",
     "pcie.link.gen.max": "2", "pcie.link.width.current": "4", "pcie.link.width.max": "16",
-    "persistence_mode": "Enabled", "clocks_event_reasons.hw_thermal_slowdown": "Not Active",
+    "persistence_mode": "Enabled", "compute_mode": "Default", "mig.mode.current": "[N/A]",
+    "clocks_event_reasons.hw_thermal_slowdown": "Not Active",
     "clocks_event_reasons.hw_power_brake_slowdown": "Not Active",
     "clocks_event_reasons.sw_thermal_slowdown": "Not Active",
 }
@@ -137,6 +138,9 @@ int ncclAllReduce(const void *s, unsigned *r, size_t n, int type, int op, void *
 """
 CPUINFO = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3 avx2\n\n"
 MEMINFO = "MemTotal:       65000000 kB\nMemFree:         1000000 kB\nMemAvailable:   60000000 kB\n"
+RESOURCE = ("0x00000000fa000000 0x00000000faffffff 0x0000000000040200\n"
+            "0x0000038000000000 0x0000038fffffffff 0x000000000014220c\n"
+            "0x0000000000000000 0x0000000000000000 0x0000000000000000\n")
 VERSION = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  610.43.02  Release Build\nGCC version: 12\n"
 
 
@@ -205,6 +209,20 @@ class Cpu(Doctor):
         self.assertIn("/nonexistent.gguf is not a file", lines[at])
         self.assertIn("-> set model.path", lines[at + 1])
         self.assertRegex(lines[-1], r"^profile cpu: [1-9]\d* fail, \d+ warn, ")
+
+    def test_the_json_form_has_the_members_the_manual_names(self):
+        status, text = self.run_doctor("--json")
+        report = json.loads(text)
+        self.assertEqual(set(report), {"version", "profile", "ok", "checks"})
+        self.assertEqual((report["version"], report["profile"], report["ok"]), (1, "cpu", status == 0))
+        for entry in report["checks"]:
+            self.assertEqual(set(entry), {"name", "what", "verdict", "findings"})
+            verdicts = [finding["verdict"] for finding in entry["findings"]]
+            self.assertEqual(entry["verdict"], max(verdicts, key=doctor.VERDICTS.index))
+            for finding in entry["findings"]:
+                self.assertEqual(set(finding), {"verdict", "text", "fix"})
+        for name in ("version", "profile", "ok", "checks", "name", "what", "verdict", "findings", "text", "fix"):
+            self.assertIn('"%s"' % name, doctor.__doc__)
 
     def test_the_list_names_every_check(self):
         _, text = self.run_doctor("--list")
@@ -317,10 +335,11 @@ class Rig(Doctor):
         self.write("proc/driver/nvidia/params", 'EnableGpuFirmware: 18\nRegistryDwords: ""\n')
         self.write("var/log/kern.log", "kernel: usb 1-1: new device\n")
         for node in ["nvidiactl", "nvidia-uvm"] + ["nvidia%d" % n for n in range(4)]:
-            self.write("dev/" + node, "")
+            os.chmod(self.write("dev/" + node, ""), 0o666)
         for n in range(4):
             self.write("sys/bus/pci/devices/0000:0%d:00.0/aer_dev_correctable" % (n + 1),
                        "RxErr 0\nBadTLP 0\nTOTAL_ERR_COR 0\n")
+            self.write("sys/bus/pci/devices/0000:0%d:00.0/resource" % (n + 1), RESOURCE)
 
     def examine(self, *only):
         self.write("rig.json", json.dumps(self.rig))
@@ -356,6 +375,8 @@ class Cards(Rig):
                 ("temperature.memory", "90", "throttle", "warn", "temperature.memory 90 C"),
                 ("power.limit", "250.00", "throttle", "note", "nvidia-smi -pl"),
                 ("pcie.link.width.current", "1", "link", "warn", "bifurcation"),
+                ("mig.mode.current", "Enabled", "cards", "fail", "nvidia-smi -i 2 -mig 0"),
+                ("compute_mode", "Prohibited", "cards", "fail", "nvidia-smi -i 2 -c DEFAULT"),
                 ("persistence_mode", "Disabled", "clients", "note", "card 2"),
                 ("uuid", "GPU-0", "cards", "ok", "card 2")):
             with self.subTest(field=field, value=value):
@@ -399,6 +420,14 @@ class Cards(Rig):
         self.assertFinds("driver", "note", "RMForce=1")
         self.write("proc/driver/nvidia/version", VERSION.replace("610.43.02", "580.95.05"))
         self.assertFinds("driver", "fail", "reboot after an update")
+        self.write("proc/driver/nvidia/version", VERSION.replace("Open Kernel Module", "Kernel Module"))
+        self.assertFinds("driver", "warn", "closed kernel modules")
+        secure = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+        self.write(secure, "\x06\0\0\0\0")
+        _, found = self.examine("kernel")
+        self.assertEqual({f["verdict"] for f in found["kernel"]}, {"ok"})
+        self.write(secure, "\x06\0\0\0\x01")
+        self.assertFinds("kernel", "note", "Secure Boot is on")
         self.write("proc/cmdline", "quiet\n")
         os.makedirs(os.path.join(self.folder, "sys/class/iommu/dmar0"))
         self.assertFinds("kernel", "warn", "iommu=pt")
@@ -407,7 +436,7 @@ class Cards(Rig):
 
     def test_faults_in_the_kernels_log(self):
         line = "kernel: NVRM: Xid (PCI:0000:03:00): %d, pid=1234, name=ds4-worker, text\n"
-        for code, verdict, text in ((79, "fail", "fell off the bus"), (31, "warn", "memory access fault"),
+        for code, verdict, text in ((79, "fail", "fell off the bus"), (109, "fail", "context switch"), (31, "warn", "memory access fault"),
                                     (154, "fail", "reset or reboot"), (8, "warn", "NVIDIA's list")):
             self.write("var/log/kern.log", line % code + line % code)
             self.assertFinds("xid", verdict, "Xid %d on 0000:03:00, 2 times" % code)
@@ -416,6 +445,11 @@ class Cards(Rig):
     def test_links_nodes_and_stages(self):
         self.write("sys/bus/pci/devices/0000:02:00.0/aer_dev_correctable", "TOTAL_ERR_COR 17\n")
         self.assertFinds("link", "warn", "17 corrected errors")
+        self.write("sys/bus/pci/devices/0000:03:00.0/resource", RESOURCE.replace("38", "00").replace("8f", "00")
+                   .replace("fffffffff", "000000000"))
+        self.assertFinds("link", "fail", "Above 4G Decoding")
+        os.chmod(os.path.join(self.folder, "dev/nvidia2"), 0o600)
+        self.assertFinds("nodes", "fail", "may not open /dev/nvidia2")
         os.remove(os.path.join(self.folder, "dev/nvidia-uvm"))
         self.assertFinds("nodes", "fail", "/dev/nvidia-uvm")
         self.rig["p2p"] = "OK"
@@ -424,6 +458,16 @@ class Cards(Rig):
         self.assertFinds("cards", "fail", "GPU-dead-beef, which is not here")
         self.rig["cards"].pop()
         self.assertFinds("cards", "warn", "4 stages on 3 cards")
+
+
+    def test_what_is_set_for_nccl_against_what_such_cards_need(self):
+        self.write("etc/ds4/worker-1.env", "CUDA_DEVICE_ORDER=PCI_BUS_ID\nNCCL_P2P_DISABLE=0\nNCCL_DEBUG=INFO\n")
+        _, found = self.examine("nccl")
+        self.assertEqual([f["text"] for f in found["nccl"] if f["verdict"] == "warn"],
+                         ["NCCL_P2P_DISABLE=0 in /etc/ds4/worker-1.env"])
+        self.settings["nccl"] = {"p2p": True}
+        os.remove(self.config)
+        self.assertFinds("nccl", "warn", "nccl.p2p = true")
 
 
 class CardTests(Rig):
