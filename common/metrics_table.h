@@ -200,7 +200,8 @@
     X(KV_DIVERGED_TOKENS, "ds4_kv_diverged_tokens_total", COUNTER, NONE, "",                       \
       "Prompt tokens behind the first difference to the cache")                                    \
     X(KV_RECOMPUTED_TOKENS, "ds4_kv_recomputed_tokens_total", COUNTER, NONE,                       \
-      "source=hot|tail|anchor|cold", "Prompt tokens computed, by what the prompt went on from")    \
+      "source=hot|tail|anchor|replay|cold",                                                        \
+      "Prompt tokens computed, by what the prompt went on from")                                   \
     X(KV_EXTRA_TOKENS, "ds4_kv_extra_tokens", HISTOGRAM, EXTRA, "",                                \
       "Prompt tokens computed again before the first difference")                                  \
     X(KV_POINTS, "ds4_kv_points", GAUGE, NONE, "", "Restore points in host memory")                \

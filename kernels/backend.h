@@ -82,8 +82,9 @@ struct ds4_batch_entry {
     int32_t base_pos;  /* position of the entry's first row; earlier rows are in the rings */
     int32_t first_row; /* index of its first row in the step */
     int32_t n_row;
-    bool active;          /* false: its rows may hold anything, nothing is written for them */
-    int32_t cap_tok;      /* lease: rows of positions >= cap_tok must never be written */
+    bool active;      /* false: its rows may hold anything, nothing is written for them */
+    int32_t cap_tok;  /* lease: rows of positions >= cap_tok must never be written */
+    int32_t seal_tok; /* compressed rows that tokens below close exist and must not be written */
     const int32_t *block; /* [n_block] block table of the sequence */
     int32_t n_block;
 };

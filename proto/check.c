@@ -191,6 +191,12 @@ static int check_op(const struct ds4_kv_op *op, struct ds4_err *err)
         return 0;
     case DS4_KV_PARK:
         return in_range("operation slot", op->slot, 0, DS4_MAX_SLOTS - 1, err);
+    case DS4_KV_REPLAY:
+        if (in_range("operation slot", op->slot, 0, DS4_MAX_SLOTS - 1, err) ||
+            in_range("operation pos", op->pos, 1, DS4_MAX_POS, err) ||
+            in_range("operation from_pos", op->from_pos, 0, op->pos - 1, err))
+            return -1;
+        return 0;
     case DS4_KV_STAGED_INSTALL:
     case DS4_KV_STAGED_DROP:
         return check_staged_op(op, err);

@@ -154,6 +154,7 @@ static void put_op(const struct ds4_kv_op *from, Ds4__Wire__KvOp *to)
     to->slot = from->slot;
     to->epoch = from->epoch;
     to->pos = from->pos;
+    to->from_pos = from->from_pos;
     to->point = from->point;
     to->staging = from->staging;
     to->block_src = from->block_src;
@@ -165,7 +166,7 @@ static void put_op(const struct ds4_kv_op *from, Ds4__Wire__KvOp *to)
 
 static int get_op(const Ds4__Wire__KvOp *from, struct ds4_kv_op *to, struct ds4_err *err)
 {
-    if (from->kind > DS4_KV_PARK)
+    if (from->kind > DS4_KV_REPLAY)
         return ds4_fail(err, DS4_E_PROTOCOL, "unknown kind of operation %" PRIu32, from->kind);
     *to = (struct ds4_kv_op){
         .kind = (enum ds4_kv_op_kind)from->kind,
@@ -173,6 +174,7 @@ static int get_op(const Ds4__Wire__KvOp *from, struct ds4_kv_op *to, struct ds4_
         .slot = from->slot,
         .epoch = from->epoch,
         .pos = from->pos,
+        .from_pos = from->from_pos,
         .point = from->point,
         .staging = from->staging,
         .block_src = from->block_src,

@@ -126,6 +126,11 @@ struct ds4_step_entry {
  *   STAGED_DROP     staging                    forgets it
  *   PARK            seq slot epoch             the slot names no blocks any more and keeps its rings: they
  *                   can be saved as points, and gone on with when the slot is opened again
+ *   REPLAY          seq slot epoch from_pos pos   the slot, as for INSTALL, stands at from_pos with empty rings,
+ *                   and rows below `pos` exist: entries up to there are run for the rings alone, and no
+ *                   compressed row that a token below `pos` closes is written, so that their blocks may be
+ *                   shared.  With pos - from_pos >= (window - 1) x layers of the model the state at `pos` is
+ *                   exact; nothing can be saved or cut back to below it (install_pos = pos).
  *
  * A read or write of another thread that still runs (no KV_DONE yet) must not be touched: the router
  * pins the point and the blocks of a KV_WRITE, and leaves the staging of a KV_READ alone. */
@@ -136,7 +141,8 @@ enum ds4_kv_op_kind {
     DS4_KV_BLOCK_COPY,
     DS4_KV_STAGED_INSTALL,
     DS4_KV_STAGED_DROP,
-    DS4_KV_PARK
+    DS4_KV_PARK,
+    DS4_KV_REPLAY
 };
 
 struct ds4_kv_op {
@@ -145,6 +151,7 @@ struct ds4_kv_op {
     int32_t slot;
     uint32_t epoch;
     int32_t pos;
+    int32_t from_pos;
     uint64_t point;   /* never 0 where one is named */
     uint64_t staging; /* never 0 where one is named */
     int32_t block_src;

@@ -287,6 +287,9 @@ static void make_host(struct ds4_cluster *c)
         c->host.stage[s].max_bytes = h->host_bytes;
         if (h->host_bytes == 0)
             c->host.n_stage = 0;
+        /* What a layer misses of its window spoils so many tokens of the next one's. */
+        if (h->point.window_tok > 1)
+            c->host.replay_tok += (h->point.window_tok - 1) * (h->last_layer - h->first_layer);
         if (h->hot_tok > 0 && (c->host.hot_tok == 0 || h->hot_tok < c->host.hot_tok))
             c->host.hot_tok = h->hot_tok;
     }

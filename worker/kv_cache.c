@@ -7,7 +7,8 @@
  * give (upstream llama.cpp #25452, #25588).  The proof needs three facts kept here: slot of p is
  * p % cap, hi never falls, install_pos bounds the history.
  *
- * Invariant: for every slot in use 0 <= install_pos <= pos <= hi and every table entry is < n_block;
+ * Invariant: for every slot in use 0 <= install_pos <= pos <= hi (pos < install_pos during a replay, when
+ * there is no state to cut back to) and every table entry is < n_block;
  * users[b] is the number of table entries that are b. */
 #include "worker/kv_cache.h"
 
@@ -299,6 +300,17 @@ int ds4_kv_install(struct ds4_kv_slot *slot, int32_t pos, struct ds4_err *err)
                         "install at %d into a slot of sequence %" PRIu64 " that has run", pos,
                         slot->seq);
     slot->pos = slot->hi = slot->install_pos = pos;
+    slot->seal_tok = 0;
+    return 0;
+}
+
+int ds4_kv_replay(struct ds4_kv_slot *slot, int32_t from_pos, int32_t pos, struct ds4_err *err)
+{
+    if (from_pos < 0 || from_pos >= pos)
+        return ds4_fail(err, DS4_E_PROTOCOL, "replay from %d to %d", from_pos, pos);
+    if (ds4_kv_install(slot, from_pos, err) != 0)
+        return ds4_err_wrap(err, "replay");
+    slot->install_pos = slot->seal_tok = pos;
     return 0;
 }
 
@@ -310,7 +322,7 @@ bool ds4_kv_reaches(const struct ds4_kv *kv, const struct ds4_kv_slot *slot, int
 int ds4_kv_truncate(struct ds4_kv *kv, struct ds4_kv_slot *slot, int32_t m, struct ds4_err *err)
 {
     if (m == 0) {
-        slot->pos = slot->hi = slot->install_pos = 0;
+        slot->pos = slot->hi = slot->install_pos = slot->seal_tok = 0;
         return 0;
     }
     if (m < 0 || m > slot->pos)
@@ -350,7 +362,11 @@ static int take_table(struct ds4_kv *kv, struct ds4_kv_slot *slot, const struct 
 static int check_unshared(const struct ds4_kv *kv, const struct ds4_kv_slot *slot, int32_t base_pos,
                           int32_t n_tok, struct ds4_err *err)
 {
-    for (int32_t b = base_pos / DS4_BLOCK_TOK; b <= (base_pos + n_tok - 1) / DS4_BLOCK_TOK; b++)
+    int32_t begin = base_pos > slot->seal_tok ? base_pos : slot->seal_tok;
+
+    if (begin >= base_pos + n_tok)
+        return 0; /* a replay: nothing is written */
+    for (int32_t b = begin / DS4_BLOCK_TOK; b <= (base_pos + n_tok - 1) / DS4_BLOCK_TOK; b++)
         if (kv->users[slot->block[b]] > 1)
             return ds4_fail(err, DS4_E_PROTOCOL,
                             "rows [%d, %d + %d) of sequence %" PRIu64
@@ -386,6 +402,7 @@ int ds4_kv_append(struct ds4_kv *kv, const struct ds4_kv_lease *lease, int32_t b
                                       .n_row = n_tok,
                                       .active = true,
                                       .cap_tok = lease->cap_tok,
+                                      .seal_tok = slot->seal_tok,
                                       .block = slot->block,
                                       .n_block = slot->n_block};
     return 0;

@@ -66,6 +66,7 @@ struct ds4_kv_slot {
     int32_t pos;         /* tokens whose state exists */
     int32_t hi;          /* one past the highest position written since install_pos */
     int32_t install_pos; /* where the rings' history begins; 0 = cold start */
+    int32_t seal_tok;    /* compressed rows closed below are there already: a replay's; else 0 */
     bool fresh;          /* opened, no entry since: a point may be installed */
     int32_t n_block;
     int32_t *block; /* [table_blocks] */
@@ -130,6 +131,11 @@ struct ds4_kv_slot *ds4_kv_find(struct ds4_kv *kv, const struct ds4_kv_lease *le
 /* A slot that was opened and has seen no entry since stands at `pos`: its rings were filled for it
  * (worker/kv_point.h).  DS4_E_PROTOCOL if it has seen one. */
 int ds4_kv_install(struct ds4_kv_slot *slot, int32_t pos, struct ds4_err *err) DS4_MUST_CHECK;
+
+/* The same at from_pos, before rows that exist up to `pos`: entries fill the rings, the rows stay, and from
+ * `pos` on everything is as after an install there.  The rings must hold something finite. */
+int ds4_kv_replay(struct ds4_kv_slot *slot, int32_t from_pos, int32_t pos,
+                  struct ds4_err *err) DS4_MUST_CHECK;
 
 /* True if the rings still hold what the next token at m needs: install_pos <= m <= pos and hi - m <= hot
  * window.  Invariant I8; truncation, and saving a point, ask for nothing else. */

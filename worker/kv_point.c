@@ -283,6 +283,24 @@ int ds4_kv_point_install(struct ds4_kv_store *store, int32_t slot, int32_t pos, 
     return 0;
 }
 
+/* Rows that the replay's first entries read and that are nobody's: any finite value does, because what they
+ * touch is overwritten before `pos`; what another sequence left might be NaN. */
+int ds4_kv_point_replay(struct ds4_kv_store *store, int32_t slot, int32_t from_pos, int32_t pos,
+                        struct ds4_err *err)
+{
+    static const uint8_t zeros[1 << 16];
+    size_t bytes = (size_t)ds4_point_bytes(&store->shape, from_pos);
+
+    if (ds4_kv_replay(&store->kv->slot[slot], from_pos, pos, err) != 0)
+        return -1;
+    for (size_t at = 0, n; at < bytes; at += n) {
+        n = bytes - at < sizeof(zeros) ? bytes - at : sizeof(zeros);
+        store->backend->upload(store->dev, store->area + at, zeros, n);
+    }
+    pass_slot(store, SCATTER, slot, from_pos);
+    return 0;
+}
+
 /* ---- blocks ---------------------------------------------------------------------------------------- */
 
 static void copy_pages(struct ds4_kv_store *store, const struct ds4_pages *pages, int32_t src,

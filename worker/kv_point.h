@@ -73,6 +73,10 @@ int ds4_kv_point_drop(struct ds4_kv_store *store, uint64_t id, struct ds4_err *e
 int ds4_kv_point_install(struct ds4_kv_store *store, int32_t slot, int32_t pos, uint64_t id,
                          struct ds4_err *err) DS4_MUST_CHECK;
 
+/* Lets `slot` stand at from_pos with rings of zeros, to be replayed up to pos (ds4_kv_replay). */
+int ds4_kv_point_replay(struct ds4_kv_store *store, int32_t slot, int32_t from_pos, int32_t pos,
+                        struct ds4_err *err) DS4_MUST_CHECK;
+
 /* The point of an id, or NULL. */
 struct ds4_kv_point *ds4_kv_point_find(struct ds4_kv_store *store, uint64_t id);
 /* Takes a filled blob as the point `id`.  On -1 (as save) the blob stays the caller's. */

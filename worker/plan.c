@@ -281,9 +281,9 @@ static int size_points(struct ds4_plan *plan, int64_t host_budget, struct ds4_er
     plan->unit_bytes = (size_t)ds4_kv_unit_bytes(&point);
     n_unit = host_budget / (int64_t)plan->unit_bytes;
     plan->n_unit = n_unit > INT32_MAX / 2 ? INT32_MAX / 2 : (int32_t)n_unit;
-    plan->points_bytes = plan->n_unit > 0 ? ds4_kv_store_area_bytes(&plan->kv) +
-                                                ds4_kv_keeper_bytes(&plan->kv, plan->max_step_tok)
-                                          : 0;
+    plan->points_bytes = ds4_kv_store_area_bytes(&plan->kv); /* replays need it without points */
+    if (plan->n_unit > 0)
+        plan->points_bytes += ds4_kv_keeper_bytes(&plan->kv, plan->max_step_tok);
     return 0;
 }
 

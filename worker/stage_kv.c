@@ -27,6 +27,10 @@ static int run_op(struct ds4_stage *st, const struct ds4_kv_op *op, struct ds4_e
         if (check_slot(st, op, err) != 0)
             return -1;
         return ds4_kv_point_install(&st->store, op->slot, op->pos, op->point, err);
+    case DS4_KV_REPLAY:
+        if (check_slot(st, op, err) != 0)
+            return -1;
+        return ds4_kv_point_replay(&st->store, op->slot, op->from_pos, op->pos, err);
     case DS4_KV_BLOCK_COPY:
         return ds4_kv_block_copy(&st->store, op->block_src, op->block_dst, err);
     case DS4_KV_PARK:
@@ -65,6 +69,7 @@ int ds4_stage_find_inner(struct ds4_stage *st, const struct ds4_step *step, stru
             continue;
         for (int32_t e = 0; e < st->batch.n_entry; e++)
             if (st->entry[e].slot == op->slot && st->entry[e].active &&
+                op->pos >= st->kv.slot[op->slot].install_pos &&
                 ds4_kv_keeper_add(&st->keeper, &st->entry[e], op->pos, op->point, err) != 0)
                 return ds4_err_wrap(err, "operation %d", i);
     }

@@ -246,8 +246,8 @@ static int alloc_device(struct ds4_stage *st, bool self_test, void **weights_are
                           plan->n_unit, err) != 0)
         return -1;
     ds4_kv_keeper_init(&st->keeper, &st->store,
-                       points == NULL ? NULL
-                                      : (uint8_t *)points + ds4_kv_store_area_bytes(&plan->kv),
+                       plan->n_unit == 0 ? NULL
+                                         : (uint8_t *)points + ds4_kv_store_area_bytes(&plan->kv),
                        plan->max_step_tok);
     return 0;
 }

@@ -131,8 +131,9 @@ static void finish_block(void *ctx, int32_t item, int32_t thread)
         item -= n_block_done(entry, a->ratio);
     j = first_block(entry, a->ratio) + item;
     page = ds4_cpu_page_row(&a->pages, entry, j);
-    if ((j + 1) * a->ratio > entry->cap_tok || page == NULL)
-        return; /* completed by a token beyond the lease */
+    if ((j + 1) * a->ratio > entry->cap_tok || (j + 1) * a->ratio <= entry->seal_tok ||
+        page == NULL)
+        return; /* completed by a token beyond the lease, or long ago */
     finish_row(job, entry, j, work, work + a->pages.d);
     ds4_cpu_pack_row(a->pages.format, a->pages.d, a->pages.d_rope, work, page);
 }

@@ -100,7 +100,7 @@ static __global__ void compress_kernel(const __grid_constant__ struct pool_args 
 
     if (!entry.active || pos >= entry.cap_tok)
         return;
-    if (a.pools && (pos + 1) % a.ratio == 0)
+    if (a.pools && (pos + 1) % a.ratio == 0 && pos >= entry.seal_tok)
         pool(a, entry, pos, row, shared);
     /* Only the last cap rows of an entry: older ones would be overwritten, in no fixed order. */
     if (!a.keeps || pos + a.ring_k.cap < entry.base_pos + entry.n_row)

@@ -337,8 +337,8 @@ static void cuda_begin(struct ds4_device *dev, const struct ds4_batch *b)
     for (int32_t i = 0; i < b->n_entry; i++) {
         const struct ds4_batch_entry *e = &b->entry[i];
 
-        entries[i] = ds4_dev_entry{e->slot,   e->base_pos, e->first_row, e->n_row,
-                                   e->active, e->cap_tok,  e->n_block,   n_block};
+        entries[i] = ds4_dev_entry{e->slot,    e->base_pos, e->first_row, e->n_row, e->active,
+                                   e->cap_tok, e->seal_tok, e->n_block,   n_block};
         n_block += e->n_block;
     }
     dev->batch.entry = (const struct ds4_dev_entry *)put(

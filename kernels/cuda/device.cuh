@@ -21,6 +21,7 @@ struct ds4_dev_entry {
     int32_t n_row;
     int32_t active;
     int32_t cap_tok;
+    int32_t seal_tok;
     int32_t n_block;
     int32_t first_block; /* index into ds4_dev_batch.block */
 };

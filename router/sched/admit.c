@@ -58,8 +58,9 @@ static void begin(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_pre
         seq->hi = hit->start;
         seq->install_pos = hit->start;
     } else {
-        seq->hi = 0;
-        seq->install_pos = 0;
+        seq->hi = hit->run;
+        seq->install_pos = hit->start;
+        seq->replay_from = hit->run < hit->start ? hit->run : 0;
     }
 }
 
@@ -69,7 +70,7 @@ static struct ds4_seq *make_seq(struct ds4_sched *s, struct ds4_request *req,
 {
     struct tokens known = tokens_of(req);
     struct ds4_seq *seq =
-        ds4_seq_new(s->next_seq, known.ptr, known.n, ds4_engine_cap(s, req), hit->start, err);
+        ds4_seq_new(s->next_seq, known.ptr, known.n, ds4_engine_cap(s, req), hit->run, err);
 
     if (seq == NULL || ds4_request_move(req, DS4_REQUEST_PREFILL, err) != 0)
         goto fail;
@@ -147,7 +148,7 @@ static bool lacks_history(const struct ds4_sched *s, const struct ds4_request *r
                           const struct ds4_prefix_hit *hit)
 {
     int32_t needed_from = req->sampling.repetition_penalty != 1 ? 0 : req->n_prompt;
-    int32_t ran_from = hit->hot >= 0 ? s->prefix.hot.ptr[hit->hot].install_pos : hit->start;
+    int32_t ran_from = hit->hot >= 0 ? s->prefix.hot.ptr[hit->hot].install_pos : hit->run;
 
     return ran_from > needed_from;
 }
@@ -182,7 +183,7 @@ bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns)
         s->shortage = err;
         return false;
     }
-    ds4_engine_take(s, req, known.n - hit.start);
+    ds4_engine_take(s, req, known.n - hit.run);
     if (req->n_replay == 0)
         req->timing.admitted_ns = now_ns;
     if (make_seq(s, req, lease, &hit, &err) == NULL) {
@@ -192,15 +193,15 @@ bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns)
     if (req->n_replay > 0)
         return true; /* the client has been told before */
     req->usage.prompt_tok = req->n_prompt;
-    req->usage.cached_tok = hit.start;
-    s->prompt_tok += (uint64_t)(req->n_prompt - hit.start);
-    s->cached_tok += (uint64_t)hit.start;
+    req->usage.cached_tok = hit.run;
+    s->prompt_tok += (uint64_t)(req->n_prompt - hit.run);
+    s->cached_tok += (uint64_t)hit.run;
     ds4_count_admitted(s->config.metrics, req, &hit);
     ds4_log(DS4_LOG_DEBUG, "sched.admit", "request=%s seq=%" PRIu64 " prompt=%d common=%d start=%d",
-            req->id, req->seq, req->n_prompt, hit.lcp, hit.start);
+            req->id, req->seq, req->n_prompt, hit.lcp, hit.run);
     if (req->sink.admitted != NULL) {
         req->delivering = true;
-        req->sink.admitted(req->sink.owner, hit.start);
+        req->sink.admitted(req->sink.owner, hit.run);
         req->delivering = false;
         obey_cancel(s, req, now_ns);
     }

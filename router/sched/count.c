@@ -38,25 +38,26 @@ void ds4_count_started(struct ds4_metrics *m, const struct ds4_request *req)
 void ds4_count_admitted(struct ds4_metrics *m, const struct ds4_request *req,
                         const struct ds4_prefix_hit *hit)
 {
-    int32_t computed = req->n_prompt - hit->start;
+    int32_t computed = req->n_prompt - hit->run;
     int32_t most = hit->lcp < req->n_prompt ? hit->lcp : req->n_prompt - 1;
     const char *kind = "cold", *result = "miss";
 
-    if (hit->start > 0) {
-        bool full = hit->start == most && req->n_prompt - most == 1;
-        const char *tier = hit->source == DS4_SOURCE_HOT ? "hbm" : "host";
+    if (hit->run > 0) {
+        bool full = hit->run == most && req->n_prompt - most == 1;
+        bool on_device = hit->source == DS4_SOURCE_HOT || hit->source == DS4_SOURCE_REPLAY;
+        const char *tier = on_device ? "hbm" : "host";
 
         kind = full ? "partial_truncate" : "warm";
         result = full ? "hit_full" : "hit_partial";
-        ds4_metric_add(m, DS4_M_KV_HIT_TOKENS, hit->start, tier);
-        ds4_metric_add(m, DS4_M_PROMPT_TOKENS_SOURCE, hit->start, tier);
+        ds4_metric_add(m, DS4_M_KV_HIT_TOKENS, hit->run, tier);
+        ds4_metric_add(m, DS4_M_PROMPT_TOKENS_SOURCE, hit->run, tier);
     }
     ds4_metric_add(m, DS4_M_ADMITS, 1, kind);
     ds4_metric_add(m, DS4_M_KV_LOOKUPS, 1, result);
     ds4_metric_add(m, DS4_M_PROMPT_TOKENS_SOURCE, computed, "computed");
     ds4_metric_add(m, DS4_M_KV_DIVERGED_TOKENS, req->n_prompt - most, NULL);
     ds4_metric_add(m, DS4_M_KV_RECOMPUTED_TOKENS, computed, ds4_kv_source_text(hit->source));
-    ds4_metric_observe(m, DS4_M_KV_EXTRA_TOKENS, most - hit->start, NULL);
+    ds4_metric_observe(m, DS4_M_KV_EXTRA_TOKENS, most - hit->run, NULL);
     ds4_metric_observe(m, DS4_M_QUEUE_SECONDS,
                        seconds(req->timing.queued_ns, req->timing.admitted_ns),
                        ds4_api_text(req->api));

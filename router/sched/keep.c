@@ -287,7 +287,8 @@ void ds4_engine_settle(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns)
         ds4_points_unpin(&s->points, seq->install);
     seq->install = NULL;
     /* Only tokens that were run have state; the newest sampled one usually has none yet. */
-    if (!seq->spoiled && seq->opened && seq->n_acked > 0 && (size_t)seq->n_acked <= seq->token.len)
+    if (!seq->spoiled && seq->opened && seq->n_acked > 0 && seq->n_acked >= seq->install_pos &&
+        (size_t)seq->n_acked <= seq->token.len)
         node = put(s, seq, seq->n_acked, true, now_ns);
     if (node != NULL) {
         ds4_prefix_thin(&s->prefix, node, seq->n_prompt - 1, true);

@@ -62,8 +62,9 @@ struct ds4_save {
 
 /* Host memory of the stages, from HELLO and FORM. */
 struct ds4_kv_host {
-    int32_t n_stage; /* 0: no points */
-    int32_t hot_tok; /* the least hot window of the stages; 0 = not said */
+    int32_t n_stage;    /* 0: no points */
+    int32_t hot_tok;    /* the least hot window of the stages; 0 = not said */
+    int32_t replay_tok; /* tokens after which rings that began empty are exact; 0 = not said */
     struct {
         struct ds4_point_shape shape;
         int32_t unit_bytes;

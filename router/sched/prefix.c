@@ -23,7 +23,7 @@
 
 const char *ds4_kv_source_text(enum ds4_kv_source source)
 {
-    static const char *const text[] = {"cold", "hot", "tail", "anchor"};
+    static const char *const text[] = {"cold", "hot", "tail", "anchor", "replay"};
 
     return text[source];
 }
@@ -290,11 +290,30 @@ static void look_at_hot(const struct ds4_prefix *p, const int32_t *prompt, int32
     }
 }
 
+/* The last resort before 0 where rows exist but no rings anywhere near: a part of the prompt is run again for
+ * its rings alone (kv-cache.md 1.5, O5).  `node` has the row most - 1. */
+static void look_at_replay(const struct ds4_prefix *p, struct ds4_prefix_node *node, int32_t most,
+                           struct ds4_prefix_hit *hit)
+{
+    int32_t from = (most - p->replay_tok) / DS4_ANCHOR_TOK * DS4_ANCHOR_TOK;
+
+    if (p->replay_tok == 0 || most <= p->replay_tok || from <= hit->start)
+        return;
+    while (node->begin >= most)
+        node = node->parent;
+    *hit = (struct ds4_prefix_hit){.lcp = hit->lcp,
+                                   .start = most,
+                                   .run = from,
+                                   .source = DS4_SOURCE_REPLAY,
+                                   .hot = -1,
+                                   .node = node};
+}
+
 struct ds4_prefix_hit ds4_prefix_find(struct ds4_prefix *p, const int32_t *prompt, int32_t n_prompt,
                                       uint64_t salt)
 {
     struct ds4_prefix_hit hit = {.hot = -1};
-    struct ds4_prefix_node *node = find_root(p, salt), *next;
+    struct ds4_prefix_node *node = find_root(p, salt), *next, *longest;
     int32_t most;
 
     p->stamp++;
@@ -308,14 +327,17 @@ struct ds4_prefix_hit ds4_prefix_find(struct ds4_prefix *p, const int32_t *promp
         node->stamp = p->stamp;
     }
     hit.lcp = ds4_node_end(node);
+    longest = node;
     for (next = node->child; next != NULL; next = next->next) {
         int32_t common = next->begin + ds4_prefix_common(next->token, next->n, prompt + next->begin,
                                                          n_prompt - next->begin);
 
         if (common > next->begin)
             next->guard = p->stamp;
-        if (common > hit.lcp)
+        if (common > hit.lcp) {
             hit.lcp = common;
+            longest = next;
+        }
         look_at_points(&hit, next, common < n_prompt ? common : n_prompt - 1);
     }
     most = hit.lcp < n_prompt ? hit.lcp : n_prompt - 1;
@@ -324,6 +346,8 @@ struct ds4_prefix_hit ds4_prefix_find(struct ds4_prefix *p, const int32_t *promp
     look_at_hot(p, prompt, n_prompt, &hit);
     if (hit.hot >= 0) /* which may end on a branch of its own */
         p->hot.ptr[hit.hot].node->guard = p->stamp;
+    hit.run = hit.start;
+    look_at_replay(p, longest, most, &hit);
     return hit;
 }
 

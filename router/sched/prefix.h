@@ -41,14 +41,21 @@ struct ds4_hot {
     int64_t used_ns;
 };
 
-enum ds4_kv_source { DS4_SOURCE_COLD, DS4_SOURCE_HOT, DS4_SOURCE_TAIL, DS4_SOURCE_ANCHOR };
-/* "cold" | "hot" | "tail" | "anchor": metric label. */
+enum ds4_kv_source {
+    DS4_SOURCE_COLD,
+    DS4_SOURCE_HOT,
+    DS4_SOURCE_TAIL,
+    DS4_SOURCE_ANCHOR,
+    DS4_SOURCE_REPLAY
+};
+/* "cold" | "hot" | "tail" | "anchor" | "replay": metric label. */
 const char *ds4_kv_source_text(enum ds4_kv_source source);
 
 struct ds4_prefix {
     struct ds4_budget *budget; /* borrowed */
     struct ds4_points *points; /* borrowed */
     int32_t hot_window_tok;
+    int32_t replay_tok;              /* of struct ds4_kv_host; 0: no replays */
     struct ds4_prefix_node **bucket; /* [n_bucket] full chunks and roots by chain hash */
     uint32_t n_bucket;               /* a power of two */
     struct ds4_prefix_node *leaf;    /* list of those without children */
@@ -64,7 +71,8 @@ struct ds4_prefix {
 
 struct ds4_prefix_hit {
     int32_t lcp;   /* tokens the prompt shares with anything cached */
-    int32_t start; /* computing starts here: 0 <= start < n_prompt */
+    int32_t start; /* rows from here on are made: 0 <= start < n_prompt */
+    int32_t run; /* tokens from here on are computed: start, or less where rings are filled anew */
     enum ds4_kv_source source;
     int32_t hot;                  /* index of the slot to go on with, -1 = none */
     struct ds4_point *point;      /* to be installed, NULL = none */

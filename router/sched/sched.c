@@ -176,6 +176,7 @@ int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form,
         drop_generation(s);
         return -1;
     }
+    s->prefix.replay_tok = host != NULL ? host->replay_tok : 0;
     ds4_batch_init(&s->batch, form->n_stage, form->max_seqs, form->max_step_tok,
                    form->max_step_tok - form->max_seqs < s->config.chunk_tok
                        ? form->max_step_tok - form->max_seqs

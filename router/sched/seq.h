@@ -42,13 +42,13 @@ struct ds4_seq {
     int32_t max_pos; /* a token sampled for max_pos - 1 is the last */
     int32_t n_posted;
     int32_t n_acked;
-    int32_t hi; /* as in struct ds4_hot */
-    int32_t install_pos;
-    int32_t n_flight;  /* posted entries not acknowledged */
-    int64_t last_step; /* newest step with an entry of it, -1 none */
-    bool opened;       /* an open was posted */
-    bool paused;       /* no further decode entries for now */
-    bool spoiled;      /* its rows must not be reused */
+    int32_t hi;          /* as in struct ds4_hot */
+    int32_t install_pos; /* rows below are others' and exist; n_posted may begin below (a replay) */
+    int32_t n_flight;    /* posted entries not acknowledged */
+    int64_t last_step;   /* newest step with an entry of it, -1 none */
+    bool opened;         /* an open was posted */
+    bool paused;         /* no further decode entries for now */
+    bool spoiled;        /* its rows must not be reused */
     int32_t n_block_sent;
     const struct ds4_kv_lease *lease; /* live; the holder is this sequence */
     uint64_t salt;
@@ -61,6 +61,7 @@ struct ds4_seq {
     int32_t n_put;                 /* rows below are in the index */
     int32_t n_anchor;              /* anchors of the answer were thought of up to here */
     struct ds4_point *install;     /* pinned until the step that installs it is posted */
+    int32_t replay_from;           /* rings are filled from here to install_pos; 0 = not */
     DS4_VEC(struct ds4_point *) point; /* saved from it, on no node yet */
     DS4_VEC(int32_t) mark;             /* places of the prompt worth a point, rising */
 };

@@ -74,6 +74,14 @@ static void begin_seq(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_step 
         ds4_points_unpin(&s->points, seq->install);
         seq->install = NULL;
     }
+    if (seq->replay_from > 0) {
+        op = add_op(s, step, DS4_KV_REPLAY);
+        op->seq = seq->id;
+        op->slot = lease->slot;
+        op->epoch = lease->epoch;
+        op->pos = seq->install_pos;
+        op->from_pos = seq->replay_from;
+    }
     if (lease->copy_from >= 0) {
         op = add_op(s, step, DS4_KV_BLOCK_COPY);
         op->block_src = lease->copy_from;
@@ -141,7 +149,11 @@ static int fill_entry(struct ds4_sched *s, const struct ds4_pick *pick, struct d
         ds4_metric_add(s->config.metrics, DS4_M_KV_INVARIANT_FAILURES, 1, "I1");
         return -1;
     }
-    if (ds4_budget_may_write(s->budget, seq->lease, pick->base_pos, end, err) != 0) {
+    /* Of a replay, the tokens below the install position write no rows. */
+    if (end > seq->install_pos &&
+        ds4_budget_may_write(s->budget, seq->lease,
+                             pick->base_pos > seq->install_pos ? pick->base_pos : seq->install_pos,
+                             end, err) != 0) {
         ds4_metric_add(s->config.metrics, DS4_M_KV_INVARIANT_FAILURES, 1, "I5");
         return -1;
     }

@@ -62,6 +62,7 @@ void ds4_rig_open(struct ds4_rig *rig, const struct ds4_rig_shape *shape)
     };
     ds4_sched_shape(rig->sched, &rig->form);
     shape_points(rig, shape->n_points);
+    rig->host.replay_tok = rig->stage.replay_tok = shape->replay_tok;
     ds4_rig_start(rig);
 }
 

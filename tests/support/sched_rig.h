@@ -36,6 +36,7 @@ struct ds4_rig_shape {
     int32_t n_stage, n_blocks, n_slots, context_tok;
     int32_t
         n_points; /* anchors the stages have host memory for; a tail weighs as much as up to three */
+    int32_t replay_tok;             /* as of struct ds4_kv_host */
     struct ds4_sched_config config; /* vocab is filled in */
 };
 

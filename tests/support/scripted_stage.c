@@ -132,6 +132,8 @@ void ds4_scripted_form(struct ds4_scripted_stage *stage, const struct ds4_form *
         .n_saves = stage->n_saves,
         .n_installs = stage->n_installs,
         .n_copies = stage->n_copies,
+        .n_replays = stage->n_replays,
+        .replay_tok = stage->replay_tok,
         .err = err,
         .last_close = -1,
         .next = stage->next,
@@ -232,6 +234,7 @@ static void close_and_open(struct ds4_scripted_stage *stage, const struct ds4_st
         slot->how = *open;
         slot->ended_at = -1;
         slot->sampled_at = -1;
+        slot->replay_to = 0;
         drop_table(stage, slot);
     }
 }
@@ -334,6 +337,16 @@ static void run_op(struct ds4_scripted_stage *stage, const struct ds4_kv_op *op,
         if (slot != NULL)
             drop_table(stage, slot);
         break;
+    case DS4_KV_REPLAY:
+        slot = slot_of(stage, op, step);
+        if (slot == NULL || !slot->fresh || op->pos - op->from_pos < stage->replay_tok)
+            object(stage, "replay that cannot be", step, op->from_pos, op->pos);
+        else {
+            slot->replay_at = op->from_pos;
+            slot->replay_to = op->pos;
+        }
+        stage->n_replays++;
+        break;
     case DS4_KV_BLOCK_COPY:
         if (stage->users[op->block_dst] > 0)
             object(stage, "copy onto a block in use", step, op->block_src, op->block_dst);
@@ -361,6 +374,27 @@ static uint64_t sum_rows(struct ds4_scripted_stage *stage, const struct ds4_scri
         sum += cell;
     }
     return sum;
+}
+
+/* Tokens of a replay: no row is written, and at its end the rings are what the last row says (a cell is the
+ * hash after its token).  Returns how many tokens of the entry were that. */
+static int32_t replay(struct ds4_scripted_stage *stage, struct ds4_scripted_slot *slot,
+                      const struct ds4_step_entry *entry, int64_t step)
+{
+    int32_t n = slot->replay_to - entry->base_pos;
+
+    if (slot->replay_to == 0)
+        return 0;
+    if (entry->base_pos != slot->replay_at)
+        object(stage, "a replay with a gap", step, entry->base_pos, slot->replay_at);
+    n = n < entry->n_tok ? n : entry->n_tok;
+    slot->replay_at += n;
+    if (slot->replay_at < slot->replay_to)
+        return n;
+    stand_at(slot, slot->replay_to, *cell_of(stage, slot, slot->replay_to - 1), NULL);
+    slot->replay_to = 0;
+    slot->fresh = true; /* so that its sum is made */
+    return n;
 }
 
 static void truncate_to(struct ds4_scripted_stage *stage, struct ds4_scripted_slot *slot,
@@ -396,7 +430,7 @@ static bool is_stop(const struct ds4_scripted_slot *slot, int32_t token, int32_t
 static void sample(struct ds4_scripted_stage *stage, struct ds4_scripted_slot *slot,
                    struct ds4_token_entry *out, int64_t step)
 {
-    int32_t pos = (int32_t)slot->hash.len - 1;
+    int32_t pos = pos_of(slot);
     int32_t token = stage->next != NULL
                         ? stage->next(stage->next_owner, slot)
                         : pick_token(stage->vocab, slot->hash.ptr[slot->hash.len - 1]);
@@ -423,6 +457,7 @@ static void run_entry(struct ds4_scripted_stage *stage, const struct ds4_step *s
                       const struct ds4_step_entry *entry, struct ds4_token_entry *out)
 {
     struct ds4_scripted_slot *slot = &stage->slot[entry->slot];
+    int32_t begin;
 
     *out = (struct ds4_token_entry){.seq = entry->seq, .epoch = entry->epoch};
     if (!slot->open || slot->seq != entry->seq || slot->epoch != entry->epoch) {
@@ -441,19 +476,24 @@ static void run_entry(struct ds4_scripted_stage *stage, const struct ds4_step *s
         stage->n_skipped++;
         return;
     }
-    truncate_to(stage, slot, entry->base_pos, step->step_no);
+    begin = entry->base_pos + replay(stage, slot, entry, step->step_no);
+    if (begin == entry->base_pos + entry->n_tok) {
+        out->pos = begin;
+        return;
+    }
+    truncate_to(stage, slot, begin, step->step_no);
     if (entry->base_pos + entry->n_tok > entry->cap_tok ||
         entry->cap_tok > slot->n_block * DS4_BLOCK_TOK)
         object(stage, "rows outside the lease", step->step_no, entry->base_pos, entry->cap_tok);
     if (entry->from_step >= 0 && entry->from_step != slot->sampled_at)
         object(stage, "token from the wrong step", step->step_no, entry->from_step,
                slot->sampled_at);
-    for (int32_t b = entry->base_pos / DS4_BLOCK_TOK;
+    for (int32_t b = begin / DS4_BLOCK_TOK;
          b < ds4_budget_blocks(entry->base_pos + entry->n_tok) && b < slot->n_block; b++)
         if (stage->users[slot->block[b]] > 1)
             object(stage, "rows in a block that others name", step->step_no, entry->base_pos,
                    slot->block[b]);
-    for (int32_t t = 0; t < entry->n_tok; t++) {
+    for (int32_t t = begin - entry->base_pos; t < entry->n_tok; t++) {
         int32_t pos = entry->base_pos + t;
         int32_t token = entry->from_step >= 0 ? slot->sampled : step->token[entry->first_tok + t];
         uint64_t h = row(slot->hash.ptr[slot->hash.len - 1], token, slot->sum);

@@ -25,6 +25,8 @@ struct ds4_scripted_slot {
     struct ds4_seq_open how;
     bool fresh; /* opened, nothing run yet */
     int32_t install_pos;
+    int32_t replay_to;      /* > position: rows up to there are run for the rings alone */
+    int32_t replay_at;      /* the position then */
     DS4_VEC(uint64_t) hash; /* [n + 1 - install_pos]: hash[p - install_pos] after p tokens */
     DS4_VEC(int32_t) token; /* [n], kept only for `next` */
     uint64_t sum;           /* of the rows below the position */
@@ -70,7 +72,8 @@ struct ds4_scripted_stage {
     void *next_owner;
     uint64_t n_skipped; /* no-op entries */
     int64_t last_close; /* step of the newest close */
-    uint64_t n_saves, n_installs, n_copies;
+    int32_t replay_tok; /* a replay must be at least so long */
+    uint64_t n_saves, n_installs, n_copies, n_replays;
 };
 
 /* Joins a generation, forgetting everything of the one before but the shape of points.  Zero the struct

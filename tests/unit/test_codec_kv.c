@@ -30,6 +30,7 @@ static const struct ds4_kv_op any_op[] = {
      .block = (const int32_t[]){5, 0}},
     {.kind = DS4_KV_STAGED_DROP, .staging = 4},
     {.kind = DS4_KV_PARK, .seq = 5, .slot = 3, .epoch = 7},
+    {.kind = DS4_KV_REPLAY, .seq = 5, .slot = 3, .epoch = 7, .pos = 7000, .from_pos = 1408},
 };
 #define N_ANY (int32_t)(sizeof(any_op) / sizeof(any_op[0]))
 
@@ -53,7 +54,7 @@ static void operations_of_every_kind_come_back_equal(void **state)
                     a->epoch == b->epoch && a->pos == b->pos && a->point == b->point &&
                     a->staging == b->staging && a->block_src == b->block_src &&
                     a->block_dst == b->block_dst && a->first_block == b->first_block &&
-                    a->n_block == b->n_block);
+                    a->n_block == b->n_block && a->from_pos == b->from_pos);
         for (int32_t n = 0; n < a->n_block; n++)
             assert_int_equal(a->block[n], b->block[n]);
     }
@@ -98,7 +99,7 @@ static void each_field_of_an_operation_out_of_range_is_named(void **state)
 
     (void)state;
     assert_int_equal(ds4_check_step(&none, &err), -1);
-    OP_REFUSED(0, kind, (enum ds4_kv_op_kind)7, "kind");
+    OP_REFUSED(0, kind, (enum ds4_kv_op_kind)(DS4_KV_REPLAY + 1), "kind");
     OP_REFUSED(0, point, 0, "point");
     OP_REFUSED(0, pos, 0, "pos");
     OP_REFUSED(0, pos, DS4_MAX_POS + 1, "pos");
@@ -115,6 +116,10 @@ static void each_field_of_an_operation_out_of_range_is_named(void **state)
     OP_REFUSED(4, n_block, DS4_PART_BLOCKS + 1, "n_block");
     OP_REFUSED(4, block, ((const int32_t[]){3, -1}), "block");
     OP_REFUSED(5, staging, 0, "staging");
+    OP_REFUSED(7, slot, -1, "slot");
+    OP_REFUSED(7, pos, 0, "pos");
+    OP_REFUSED(7, from_pos, -1, "from_pos");
+    OP_REFUSED(7, from_pos, 7000, "from_pos");
 }
 
 static void random_jobs_come_back_equal(void **state)

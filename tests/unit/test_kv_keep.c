@@ -1,4 +1,4 @@
-/* Points inside a chunk (worker/kv_keep.c): byte for byte those that chunks ending there would have left, and
+/* Rings that come from elsewhere than the end of a step.  Points inside a chunk (worker/kv_keep.c): byte for byte those that chunks ending there would have left, and
  * what goes on from them is what a run that never went further would be.  `--long 1`: more places. */
 #include "proto/point.h"
 #include "tests/support/chain.h"
@@ -115,10 +115,11 @@ static void compare(int32_t from, int32_t to, int32_t n_stage, enum ds4_auto_swi
 static void points_inside_a_chunk_are_those_of_chunks_that_end_there(void **state)
 {
     (void)state;
-    compare(0, 300, 1, DS4_ON);    /* packed rows; the last place is within the hot window */
-    compare(100, 400, 2, DS4_OFF); /* windows that begin in the rings */
+    compare(60, 300, 2,
+            DS4_ON); /* packed rows; windows that begin in the rings; the last place hot */
     if (!all)
         return;
+    compare(100, 400, 2, DS4_OFF);
     compare(0, 641, 2, DS4_OFF);
     compare(256, 700, 1, DS4_ON);
     compare(127, 400, 1, DS4_ON); /* one row of the first block is in the step */
@@ -148,6 +149,72 @@ static void what_goes_on_from_inside_a_chunk_is_a_run_that_ended_there(void **st
         chain_residual(c, SUFFIX, got);
         assert_memory_equal(got, want, bytes);
     }
+    free(got);
+    free(want);
+    chain_free(c);
+}
+
+static void poison_rings(struct chain *c)
+{
+    static uint8_t nan[1 << 20];
+    struct ds4_stage *st;
+
+    memset(nan, 0xff, sizeof(nan));
+    for (int32_t s = 0; s < c->n_stage; s++) {
+        st = c->stage[s];
+        for (size_t at = 0; at < st->plan.rings_bytes; at += sizeof(nan)) {
+            size_t left = st->plan.rings_bytes - at;
+
+            st->backend->upload(st->dev, (uint8_t *)st->kv.layer[0].window.data + at, nan,
+                                left < sizeof(nan) ? left : sizeof(nan));
+        }
+        st->backend->sync(st->dev);
+    }
+}
+
+/* O5: rows exist, rings do not.  (window - 1) x layers tokens are run for the rings alone; what follows equals
+ * a run that never lost them, and no row below has changed. */
+static void a_replay_over_rows_that_exist_makes_exact_rings(void **state)
+{
+    const struct chain_options options = {.quant_sim = DS4_ON, .n_stage = 2};
+    struct chain *c = chain_new(&options);
+    const struct ds4_kv_shape *shape = &c->stage[0]->kv.shape;
+    int32_t need = (shape->window_tok - 1) * (shape->n_layer + c->stage[1]->kv.shape.n_layer);
+    int32_t m = need + 150, from = (m - need) / DS4_ANCHOR_TOK * DS4_ANCHOR_TOK;
+    size_t bytes = SUFFIX * c->row_bytes, pages = c->stage[0]->plan.pages_bytes;
+    uint8_t *want = take(bytes), *got = take(bytes);
+    uint8_t *before = take(pages), *after = take(pages);
+    void *at = NULL;
+
+    (void)state;
+    for (int32_t l = 0; l < shape->n_layer && at == NULL; l++)
+        at = c->stage[0]->kv.layer[l].rows.data;
+    assert_non_null(at);
+    assert_true(m + SUFFIX < SUFFIX_AT);
+    reopen(c, 0, 0, 0);
+    chain_feed(c, 0, ids, 0, m, m, false);
+    chain_feed(c, 0, ids + SUFFIX_AT - m, m, SUFFIX, SUFFIX, false);
+    chain_residual(c, SUFFIX, want);
+    poison_rings(c);
+    memcpy(before, at, pages); /* the CPU's device memory is ours */
+    c->op[c->n_op++] = (struct ds4_kv_op){.kind = DS4_KV_REPLAY,
+                                          .seq = c->owner[0].seq,
+                                          .slot = 0,
+                                          .epoch = c->owner[0].epoch + 1,
+                                          .from_pos = from,
+                                          .pos = m};
+    reopen(c, 0, 0, 0);
+    chain_feed(c, 0, ids, from, m - from, 300, false);
+    memcpy(after, at, pages);
+    assert_memory_equal(before, after, pages);
+    chain_feed(c, 0, ids + SUFFIX_AT - m, m, SUFFIX, SUFFIX, false);
+    chain_residual(c, SUFFIX, got);
+    assert_memory_equal(got, want, bytes);
+    /* There is no state below m to be cut back to. */
+    assert_false(ds4_kv_reaches(&c->stage[0]->kv, &c->stage[0]->kv.slot[0], m - 1));
+    assert_true(ds4_kv_reaches(&c->stage[0]->kv, &c->stage[0]->kv.slot[0], m));
+    free(before);
+    free(after);
     free(got);
     free(want);
     chain_free(c);
@@ -186,6 +253,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(points_inside_a_chunk_are_those_of_chunks_that_end_there),
         cmocka_unit_test(what_goes_on_from_inside_a_chunk_is_a_run_that_ended_there),
+        cmocka_unit_test(a_replay_over_rows_that_exist_makes_exact_rings),
         cmocka_unit_test(a_place_that_no_chunk_passes_is_refused),
     };
 

@@ -196,7 +196,8 @@ static void run(uint64_t seed, int32_t n_op)
         .n_blocks = 26 + (int32_t)(seed % 3) * 12,
         .n_slots = 5,
         .context_tok = 4096,
-        .n_points = 60,
+        .n_points = seed % 4 == 3 ? 6 : 60,
+        .replay_tok = seed % 2 == 1 ? 300 : 0,
         .config = {.max_seqs = 4, .chunk_tok = 256, .queue_max = 16, .queue_ms = 1000000000},
     };
     struct ds4_points *points;
@@ -212,14 +213,15 @@ static void run(uint64_t seed, int32_t n_op)
         while (w.client[c] != NULL)
             turns(&w, 1);
     check(&w);
-    print_message("seed %" PRIu64 ": %d operations, %" PRIu64 " requests, %" PRIu64
-                  " cancelled, %" PRIu64 " refused; %" PRIu64 " tokens from the cache; %" PRIu64
-                  " saves, %" PRIu64 " thinned, %" PRIu64 " installs, %" PRIu64 " copies\n",
-                  seed, n_op, w.n_submitted, w.n_cancelled, w.n_refused, w.n_cached,
-                  w.rig.stage.n_saves, points->n_thinned, w.rig.stage.n_installs,
-                  w.rig.stage.n_copies);
+    print_message(
+        "seed %" PRIu64 ": %d operations, %" PRIu64 " requests, %" PRIu64 " cancelled, %" PRIu64
+        " refused; %" PRIu64 " tokens from the cache; %" PRIu64 " saves, %" PRIu64
+        " thinned, %" PRIu64 " installs, %" PRIu64 " copies, %" PRIu64 " replays\n",
+        seed, n_op, w.n_submitted, w.n_cancelled, w.n_refused, w.n_cached, w.rig.stage.n_saves,
+        points->n_thinned, w.rig.stage.n_installs, w.rig.stage.n_copies, w.rig.stage.n_replays);
     assert_true(w.n_right > 0 && w.n_cached > 100 * w.n_right);
     assert_true(w.rig.stage.n_installs > 0 && w.rig.stage.n_copies > 0 && points->n_thinned > 0);
+    assert_int_equal(w.rig.stage.n_replays > 0, shape.replay_tok > 0);
     ds4_rig_close(&w.rig);
 }
 

@@ -130,6 +130,44 @@ static void a_deep_cut_below_long_chunks_costs_less_than_an_anchor_step(void **s
     free(token);
 }
 
+/* Without a single point a deep cut computed the whole prompt again although its rows were all there. */
+static void rows_without_a_point_are_gone_on_with_after_a_replay(void **state)
+{
+    struct ds4_rig_shape shape = roomy;
+    int32_t *token = tokens(90, 9000);
+    struct ds4_rig_client *client;
+    struct ds4_rig rig;
+
+    (void)state;
+    shape.n_points = 0;
+    shape.replay_tok = 1270; /* ten layers */
+    ds4_rig_open(&rig, &shape);
+    ask(&rig, token, 9000, 2);
+    for (int32_t cut = 8700; cut > 1280; cut -= 1111) {
+        int32_t cached;
+
+        change(token, cut);
+        cached = ask(&rig, token, cut + 30, 3);
+        assert_int_equal(cached, (cut - 1270) / 128 * 128);
+        assert_true(rig.stage.n_replays > 0);
+    }
+    change(token, 1000); /* where a replay would be longer than the prefix */
+    assert_int_equal(ask(&rig, token, 1100, 2), 0);
+    /* The client goes away while the rings are being filled: they are nobody's state. */
+    change(token, 5000);
+    client = submit(&rig, token, 6000, 4);
+    while (client->n_admitted == 0)
+        ds4_rig_turn(&rig);
+    ds4_rig_turn(&rig);
+    ds4_sched_cancel(rig.sched, client->req, DS4_CANCEL_DISCONNECT, rig.now_ns);
+    ds4_rig_client_free(client);
+    ds4_rig_run(&rig);
+    assert_clean(&rig);
+    ask(&rig, token, 6000, 4);
+    free(token);
+    ds4_rig_close(&rig);
+}
+
 /* T03: cuts compose; what one of them destroyed is known to the next. */
 static void fifty_cuts_in_a_row_are_neither_refused_nor_wrong(void **state)
 {
@@ -875,6 +913,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_cut_at_every_position_costs_at_most_an_anchor_step),
         cmocka_unit_test(a_deep_cut_below_long_chunks_costs_less_than_an_anchor_step),
+        cmocka_unit_test(rows_without_a_point_are_gone_on_with_after_a_replay),
         cmocka_unit_test(fifty_cuts_in_a_row_are_neither_refused_nor_wrong),
         cmocka_unit_test(equal_prompts_of_three_sessions_get_equal_answers),
         cmocka_unit_test(a_regenerated_answer_costs_one_row_even_after_300_tokens),
