@@ -122,11 +122,23 @@ static void view_apart(const struct ds4_cluster *c, int64_t now_ns, struct ds4_c
         refuse(view, DS4_CLUSTER_FORMING, DS4_REASON_LOADING, DS4_RETRY_SOON_MS);
 }
 
+/* What holds a stage's card down: as the probe found it at the start, and as the driver says now. */
+static const char *held_down_by(const struct ds4_health *health)
+{
+    const double *value = health->card.value;
+
+    if (health->probe == DS4_PROBE_IS_BRAKE ||
+        (health->card.told && value[DS4_CARD_SLOW_BRAKE] > 0))
+        return "runs with its power brake on";
+    return health->card.told && value[DS4_CARD_SLOW_HEAT] > 0 ? "is slowed down by heat" : NULL;
+}
+
 /* The canary and stages on their way out: it serves, but somebody should look. */
 static void view_degraded(const struct ds4_cluster *c, int64_t now_ns,
                           struct ds4_cluster_view *view)
 {
     char text[64];
+    const char *held;
 
     for (int32_t s = 0; s < c->config.n_stage; s++)
         if (c->worker[s].health.state == DS4_WORKER_DRAINING) {
@@ -134,12 +146,14 @@ static void view_degraded(const struct ds4_cluster *c, int64_t now_ns,
             snprintf(text, sizeof(text), "stage %d is leaving", s);
             add_reason(view, text);
         }
-    for (int32_t s = 0; s < c->config.n_stage; s++)
-        if (c->worker[s].health.probe == DS4_PROBE_IS_BRAKE) {
+    for (int32_t s = 0; s < c->config.n_stage; s++) {
+        held = held_down_by(&c->worker[s].health);
+        if (held != NULL) {
             view->state = DS4_CLUSTER_DEGRADED;
-            snprintf(text, sizeof(text), "stage %d runs with its power brake on", s);
+            snprintf(text, sizeof(text), "stage %d %s", s, held);
             add_reason(view, text);
         }
+    }
     if (c->canary == NULL)
         return;
     if (c->canary->wrong) {

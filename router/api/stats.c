@@ -142,6 +142,27 @@ static void write_totals(const struct ds4_api_context *api, struct ds4_jw *w)
     ds4_jw_end(w);
 }
 
+/* What the driver says of the stage's card; null where nobody can ask. */
+static void write_card(const struct ds4_stage_view *v, struct ds4_jw *w)
+{
+    const double *value = v->health.card.value;
+
+    ds4_jw_key(w, "card");
+    if (!v->up || !v->health.card.told) {
+        ds4_jw_null(w);
+        return;
+    }
+    ds4_jw_object(w);
+    put_number(w, "core_celsius", value[DS4_CARD_CORE_C]);
+    put_number(w, "memory_celsius", value[DS4_CARD_MEMORY_C]);
+    put_number(w, "watts", value[DS4_CARD_WATT]);
+    ds4_jw_key(w, "slowed_by_heat");
+    ds4_jw_bool(w, value[DS4_CARD_SLOW_HEAT] > 0);
+    ds4_jw_key(w, "slowed_by_power_brake");
+    ds4_jw_bool(w, value[DS4_CARD_SLOW_BRAKE] > 0);
+    ds4_jw_end(w);
+}
+
 static void write_stage(const struct ds4_stage_view *v, const struct ds4_stage_rates *rates,
                         struct ds4_jw *w)
 {
@@ -172,6 +193,7 @@ static void write_stage(const struct ds4_stage_view *v, const struct ds4_stage_r
     put_number(w, "wait_send_ratio", rates->wait_send);
     put_number(w, "sent_bytes_per_second", rates->sent_bytes_per_s);
     put_text(w, "message", v->health.message);
+    write_card(v, w);
     ds4_jw_end(w);
 }
 

@@ -132,12 +132,24 @@ function makeStage() {
     el("div", { class: "bar" }),
     el("p", { class: "small" }, el("span"), el("span")),
     el("div", { class: "bar" }),
-    el("p", { class: "small" }, el("span"), el("span")));
+    el("p", { class: "small" }, el("span"), el("span")),
+    el("p", { class: "small card" }));
+}
+
+/* "71 °C · memory 80 °C · 148 W", and what slows the card down. */
+function cardText(card) {
+  if (!card) return "";
+  return [card.core_celsius != null && Math.round(card.core_celsius) + " \u00b0C",
+    card.memory_celsius != null && "memory " + Math.round(card.memory_celsius) + " \u00b0C",
+    card.watts != null && Math.round(card.watts) + " W",
+    card.slowed_by_heat && "slowed by heat", card.slowed_by_power_brake && "slowed by its power brake"]
+    .filter(Boolean).join(" \u00b7 ");
 }
 
 function showStage(node, g, most) {
-  const [head, where, step, busyBar, busyText, memoryBar, memoryText] = node.children;
-  const mark = STAGES[g.state] || "warn", other = Math.max(0, g.resident_bytes - g.weights_bytes - g.cache_bytes);
+  const [head, where, step, busyBar, busyText, memoryBar, memoryText, card] = node.children;
+  const slowed = g.card && (g.card.slowed_by_heat || g.card.slowed_by_power_brake);
+  const mark = slowed && STAGES[g.state] === "good" ? "warn" : STAGES[g.state] || "warn", other = Math.max(0, g.resident_bytes - g.weights_bytes - g.cache_bytes);
   const gone = g.state === "down", total = g.weights_bytes + g.cache_bytes + other;
   tone(node, mark);
   set(head.children[1], "Stage " + g.stage);
@@ -160,6 +172,7 @@ function showStage(node, g, most) {
   bar(memoryBar, most > 0 && !gone ? [g.weights_bytes / most, g.cache_bytes / most, other / most] : [0]);
   set(memoryText.children[0], gone ? "" : bytes(g.weights_bytes) + " weights \u00b7 " + bytes(g.cache_bytes) + " cache");
   set(memoryText.children[1], gone ? "" : bytes(total));
+  set(card, cardText(g.card));
 }
 
 function showPipeline(s) {
@@ -325,7 +338,7 @@ function showCall(view, call, answered) {
     ? Object.entries(parsed).flatMap(([name, value]) =>
       [el("dt", {}, name), el("dd", {}, typeof value === "string" ? value : JSON.stringify(value))])
     : [el("dt", {}, "arguments"), el("dd", {}, call.function.arguments)];
-  const input = el("input", { placeholder: "what the function returns", "aria-label": "Result of " + call.function.name });
+  const input = el("input", { placeholder: "its result", "aria-label": "Result of " + call.function.name });
   const form = el("form", {}, input, el("button", { type: "submit" }, "Return"));
   const card = el("div", { class: "call" }, el("h4", {}, call.function.name), el("dl", {}, ...rows), form);
   form.addEventListener("submit", event => {

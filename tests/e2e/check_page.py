@@ -14,6 +14,7 @@ import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import e2e  # noqa: E402
+import scripted  # noqa: E402
 from browser import Browser, find  # noqa: E402
 
 DESK, PHONE = (1440, 900), (375, 740)
@@ -152,6 +153,23 @@ class Page(unittest.TestCase):
         time.sleep(0.1)
         page.complaints = [c for c in page.complaints if "ERR_CONNECTION" not in c]
         self.finish(page)
+
+
+@unittest.skipUnless(find(), "there is no chromium: make check-page installs it")
+class Hot(unittest.TestCase):
+    def test_a_card_that_slows_down_is_amber_and_says_why(self):
+        rig = scripted.ScriptedRig({"celsius": 86})
+        try:
+            rig.start()
+            with Browser() as browser:
+                page = browser.open("http://127.0.0.1:%d/" % rig.port, *PHONE)
+                page.wait(tones("warn"), lambda n: n == 1)
+                self.assertEqual(page.eval(text(".stage .card")), "86 °C · slowed by heat")
+                if PICTURES:
+                    page.picture(os.path.join(PICTURES, "hot.png"))
+                page.close()
+        finally:
+            rig.stop()
 
 
 @unittest.skipUnless(find(), "there is no chromium: make check-page installs it")

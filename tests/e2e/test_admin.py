@@ -65,7 +65,9 @@ class Admin(unittest.TestCase):
         self.assertNotRegex(text, r'ds4_requests_started_total{[^}]*api="completions"} [1-9]')
         self.assertRegex(text, r"ds4_canary_age_seconds{[^}]*} [0-9]")
 
-    def test_health_is_quick(self):
+    def test_health_is_quick_under_load(self):
+        """Eight streams run meanwhile: the answer takes no lock and asks no worker."""
+        running = [self.read_story(200) for _ in range(8)]
         sock = socket.create_connection(("127.0.0.1", self.rig.port))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         took = []
@@ -82,6 +84,9 @@ class Admin(unittest.TestCase):
         print("inside the router: %.0f us in the mean of %d" % (1e6 * inside[0] / inside[1], inside[1]))
         print("GET /health over one connection: p50 %.0f us, p99 %.0f us" %
               (1e6 * percentile(took, 0.5), 1e6 * percentile(took, 0.99)))
+        for thread, frames in running:
+            thread.join(60)
+            self.assertEqual(frames[-1][1], "[DONE]")
 
     def test_a_drain_refuses_new_requests_and_can_be_taken_back(self):
         thread, frames = self.read_story(200)

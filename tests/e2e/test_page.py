@@ -14,6 +14,7 @@ import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import e2e  # noqa: E402
+import scripted  # noqa: E402
 
 CHAT = "/v1/chat/completions"
 STORY = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "temperature": 0,
@@ -125,6 +126,38 @@ class Page(unittest.TestCase):
         self.assertEqual([stage["state"] for stage in now["stages"]], ["ready", "ready"])
         self.assertEqual(now["stages"][1]["restarts"], 1)
         self.assertEqual(now["events"][0]["text"], "2 stages formed the pipeline")
+
+
+class Card(unittest.TestCase):
+    def test_what_a_card_says_is_in_the_numbers_and_the_metrics_and_goes_with_its_stage(self):
+        rig = scripted.ScriptedRig({"celsius": 86})
+        try:
+            rig.start()
+            stage = json.loads(rig.request("GET", "/v1/stats")[2])["stages"][0]
+            self.assertEqual(stage["card"], {
+                "core_celsius": 86, "memory_celsius": None, "watts": None, "slowed_by_heat": True,
+                "slowed_by_power_brake": False})
+            status, _, health = rig.request("GET", "/health")
+            health = json.loads(health)
+            self.assertEqual((status, health["status"], health["reasons"]),
+                             (200, "degraded", ["stage 0 is slowed down by heat"]))
+            text = rig.request("GET", "/metrics")[2].decode()
+            self.assertRegex(text, r'ds4_gpu_temperature_celsius\{[^}]*sensor="core"\} 86')
+            self.assertRegex(text, r'ds4_gpu_throttle\{[^}]*reason="thermal"\} 1')
+            self.assertRegex(text, r'ds4_gpu_xid_total\{[^}]*code="79"\} 0')
+            self.assertNotIn('sensor="memory"', text)
+            self.assertNotIn("ds4_gpu_power_watts{", text)
+            rig.kill_worker(0)
+            deadline = time.monotonic() + 20
+            while stage["state"] != "down":
+                self.assertLess(time.monotonic(), deadline)
+                stage = json.loads(rig.request("GET", "/v1/stats")[2])["stages"][0]
+            self.assertIsNone(stage["card"])
+            text = rig.request("GET", "/metrics")[2].decode()
+            self.assertNotIn("ds4_gpu_temperature_celsius{", text)
+            self.assertIn("ds4_gpu_xid_total{", text)
+        finally:
+            rig.stop()
 
 
 class Locked(unittest.TestCase):

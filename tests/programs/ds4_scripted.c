@@ -37,6 +37,7 @@
 #define SPARE_SEQS     2
 #define MAX_TEXT_BYTES ((size_t)64 << 20)
 #define LINGER_MS      200
+#define TOO_HOT_C      85
 
 /* What a slot's sequence is saying. */
 struct speech {
@@ -198,6 +199,13 @@ static void send_health(struct scripted *s)
     };
 
     s->heartbeat = ds4_deadline_in_ms(s->settings.control.heartbeat_ms);
+    if (s->script.celsius > 0) {
+        health.card.told = true;
+        for (int32_t i = 0; i < DS4_N_CARD_SENSOR; i++)
+            health.card.value[i] = DS4_CARD_NOT_TOLD;
+        health.card.value[DS4_CARD_CORE_C] = (double)s->script.celsius;
+        health.card.value[DS4_CARD_SLOW_HEAT] = s->script.celsius >= TOO_HOT_C;
+    }
     ds4_buf_clear(&s->out);
     send_out(s, DS4_FRAME_HEALTH, s->generation, ds4_codec_encode_health(&health, &s->out, &err),
              &err);

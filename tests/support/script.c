@@ -7,6 +7,7 @@
 #define MAX_FILE_BYTES (16u << 20)
 #define MAX_RULES      10000
 #define MAX_MS         INT64_C(3600000)
+#define MAX_CELSIUS    INT64_C(1000)
 #define MAX_TOKEN      INT64_C(1000000)
 
 static const struct ds4_str user_mark = {"<｜User｜>", sizeof("<｜User｜>") - 1};
@@ -94,7 +95,7 @@ static int read_rules(struct ds4_script *script, struct ds4_err *err)
 
 int ds4_script_parse(struct ds4_script *script, struct ds4_str text, struct ds4_err *err)
 {
-    static const char *const known[] = {"never_ready", "ms_per_ktok", "rules", NULL};
+    static const char *const known[] = {"never_ready", "ms_per_ktok", "celsius", "rules", NULL};
 
     *script = (struct ds4_script){.doc = ds4_json_parse(text, err)};
     if (script->doc == NULL)
@@ -102,6 +103,7 @@ int ds4_script_parse(struct ds4_script *script, struct ds4_str text, struct ds4_
     if (refuse_unknown(script->doc, "the script", known, err) ||
         ds4_json_get_bool(script->doc, "", "never_ready", &script->never_ready, err) ||
         ds4_json_get_int(script->doc, "", "ms_per_ktok", 0, MAX_MS, &script->ms_per_ktok, err) ||
+        ds4_json_get_int(script->doc, "", "celsius", 0, MAX_CELSIUS, &script->celsius, err) ||
         read_rules(script, err)) {
         ds4_script_deinit(script);
         return -1;

@@ -2,6 +2,7 @@
  *
  *   {"never_ready": false,        // answers no FORM: the cluster stays in its formation
  *    "ms_per_ktok": 0,            // time a prompt takes
+ *    "celsius": 0,                // above 0: the stage has a card of this temperature, slowed by heat from 85 on
  *    "rules": [{
  *      "contains": "...",         // the prompt has this text
  *      "lacks": "...",            // and not this one
@@ -48,6 +49,7 @@ struct ds4_script {
     size_t n_rule;
     bool never_ready;
     int64_t ms_per_ktok;
+    int64_t celsius;
 };
 
 /* -1 with DS4_E_IO or DS4_E_INVALID naming the member; unknown members are refused. */
