@@ -11,6 +11,7 @@
 #include "common/str.h"
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <string.h>
 
 struct ds4_buf {
@@ -52,6 +53,43 @@ static inline int ds4_buf_append(struct ds4_buf *buf, const void *src, size_t n)
     if (n > 0)
         memcpy(dst, src, n);
     ds4_buf_commit(buf, n);
+    return 0;
+}
+
+/* memcpy for what is a few bytes more often than not: two moves that may overlap, and no call. */
+static inline void ds4_buf_copy_few(char *dst, const char *src, size_t n)
+{
+    if (n > 2 * sizeof(uint64_t)) {
+        memcpy(dst, src, n);
+    } else if (n >= sizeof(uint64_t)) {
+        uint64_t head, tail;
+        memcpy(&head, src, sizeof(head));
+        memcpy(&tail, src + n - sizeof(tail), sizeof(tail));
+        memcpy(dst, &head, sizeof(head));
+        memcpy(dst + n - sizeof(tail), &tail, sizeof(tail));
+    } else if (n >= sizeof(uint32_t)) {
+        uint32_t head, tail;
+        memcpy(&head, src, sizeof(head));
+        memcpy(&tail, src + n - sizeof(tail), sizeof(tail));
+        memcpy(dst, &head, sizeof(head));
+        memcpy(dst + n - sizeof(tail), &tail, sizeof(tail));
+    } else if (n > 0) {
+        char first = src[0], middle = src[n / 2], last = src[n - 1];
+        dst[0] = first;
+        dst[n / 2] = middle;
+        dst[n - 1] = last;
+    }
+}
+
+/* The same for texts of a token's size. */
+static inline int ds4_buf_append_few(struct ds4_buf *buf, struct ds4_str s)
+{
+    char *dst = ds4_buf_reserve(buf, s.len);
+
+    if (dst == NULL)
+        return -1;
+    ds4_buf_copy_few(dst, s.ptr, s.len);
+    ds4_buf_commit(buf, s.len);
     return 0;
 }
 

@@ -14,62 +14,41 @@ void ds4_events_deinit(struct ds4_events *events)
     ds4_buf_deinit(&events->text);
 }
 
-void ds4_events_clear(struct ds4_events *events)
-{
-    events->list.len = 0;
-    events->failed = false;
-    ds4_buf_clear(&events->text);
-}
-
-/* A new event at the end of the list whose text is `text`; NULL when memory is out. */
-static struct ds4_event *push(struct ds4_events *events, enum ds4_event_kind kind, uint32_t call,
-                              struct ds4_str text)
+struct ds4_event *ds4_events_push(struct ds4_events *events, enum ds4_event_kind kind,
+                                  uint32_t call)
 {
     struct ds4_event *event;
-    size_t at = events->text.len;
 
-    if (DS4_VEC_RESERVE(&events->list, events->list.len + 1) != 0 ||
-        ds4_buf_append_str(&events->text, text) != 0) {
+    if (events->list.len == events->list.cap &&
+        DS4_VEC_RESERVE(&events->list, events->list.len + 1) != 0) {
         events->failed = true;
         return NULL;
     }
     event = &events->list.ptr[events->list.len++];
     event->kind = kind;
     event->call = call;
-    event->text_at = at;
-    event->text_len = text.len;
+    event->text_at = events->text.len;
+    event->text_len = 0;
     return event;
-}
-
-void ds4_events_push_text(struct ds4_events *events, enum ds4_event_kind kind, uint32_t call,
-                          struct ds4_str text)
-{
-    struct ds4_event *last = NULL;
-
-    if (text.len == 0)
-        return;
-    if (events->list.len > 0)
-        last = &events->list.ptr[events->list.len - 1];
-    if (last == NULL || last->kind != kind || last->call != call)
-        (void)push(events, kind, call, text);
-    else if (ds4_buf_append_str(&events->text, text) != 0)
-        events->failed = true;
-    else
-        last->text_len += text.len;
 }
 
 void ds4_events_push_begin(struct ds4_events *events, uint32_t call, const char *id,
                            struct ds4_str name)
 {
-    struct ds4_event *event = push(events, DS4_EVENT_CALL_BEGIN, call, name);
+    struct ds4_event *event = ds4_events_push(events, DS4_EVENT_CALL_BEGIN, call);
 
-    if (event != NULL)
-        memcpy(event->id, id, sizeof(event->id));
+    if (event == NULL)
+        return;
+    memcpy(event->id, id, sizeof(event->id));
+    if (ds4_buf_append_str(&events->text, name) != 0)
+        events->failed = true;
+    else
+        event->text_len = name.len;
 }
 
 void ds4_events_push_end(struct ds4_events *events, uint32_t call, bool incomplete)
 {
-    struct ds4_event *event = push(events, DS4_EVENT_CALL_END, call, DS4_STR(""));
+    struct ds4_event *event = ds4_events_push(events, DS4_EVENT_CALL_END, call);
 
     if (event != NULL)
         event->incomplete = incomplete;
@@ -77,7 +56,7 @@ void ds4_events_push_end(struct ds4_events *events, uint32_t call, bool incomple
 
 void ds4_events_push_finish(struct ds4_events *events, const struct ds4_finish *finish)
 {
-    struct ds4_event *event = push(events, DS4_EVENT_FINISH, 0, DS4_STR(""));
+    struct ds4_event *event = ds4_events_push(events, DS4_EVENT_FINISH, 0);
 
     if (event != NULL)
         event->finish = *finish;

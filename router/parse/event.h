@@ -63,11 +63,58 @@ struct ds4_events {
 void ds4_events_init(struct ds4_events *events, size_t max_text_bytes);
 void ds4_events_deinit(struct ds4_events *events);
 /* Empties the list, keeps its memory. */
-void ds4_events_clear(struct ds4_events *events);
+static inline void ds4_events_clear(struct ds4_events *events)
+{
+    events->list.len = 0;
+    events->failed = false;
+    ds4_buf_clear(&events->text);
+}
+
+/* A new event without text at the end of the list; NULL when memory is out. */
+struct ds4_event *ds4_events_push(struct ds4_events *events, enum ds4_event_kind kind,
+                                  uint32_t call);
+
+/* Room for n bytes more of such text, which the caller fills at once; NULL when memory is out.  Inline,
+ * like the append of a few bytes, because every sampled token comes here. */
+static inline char *ds4_events_extend(struct ds4_events *events, enum ds4_event_kind kind,
+                                      uint32_t call, size_t n)
+{
+    size_t n_event = events->list.len;
+    struct ds4_event *event = NULL;
+    char *dst;
+
+    if (n_event > 0)
+        event = &events->list.ptr[n_event - 1];
+    if (event == NULL || event->kind != kind || event->call != call) {
+        if (n_event == events->list.cap) {
+            event = ds4_events_push(events, kind, call);
+        } else {
+            event = &events->list.ptr[events->list.len++];
+            event->kind = kind;
+            event->call = call;
+            event->text_at = events->text.len;
+            event->text_len = 0;
+        }
+    }
+    dst = event == NULL ? NULL : ds4_buf_reserve(&events->text, n);
+    if (dst == NULL) {
+        events->failed = true;
+        return NULL;
+    }
+    event->text_len += n;
+    ds4_buf_commit(&events->text, n);
+    return dst;
+}
 
 /* Appends a text piece; an empty one is nothing. */
-void ds4_events_push_text(struct ds4_events *events, enum ds4_event_kind kind, uint32_t call,
-                          struct ds4_str text);
+static inline void ds4_events_push_text(struct ds4_events *events, enum ds4_event_kind kind,
+                                        uint32_t call, struct ds4_str text)
+{
+    char *dst = text.len == 0 ? NULL : ds4_events_extend(events, kind, call, text.len);
+
+    if (dst != NULL)
+        ds4_buf_copy_few(dst, text.ptr, text.len);
+}
 void ds4_events_push_begin(struct ds4_events *events, uint32_t call, const char *id,
                            struct ds4_str name);
 void ds4_events_push_end(struct ds4_events *events, uint32_t call, bool incomplete);

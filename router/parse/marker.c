@@ -10,6 +10,46 @@
 
 #define WORD_MAX_CHARS 32
 
+#define VISIBLE DS4_BYTE_VISIBLE
+#define CONTROL (DS4_BYTE_VISIBLE | DS4_BYTE_ESCAPED)
+#define BLANK   DS4_BYTE_ESCAPED
+#define MARK    (DS4_BYTE_VISIBLE | DS4_BYTE_MARK)
+
+/* MARK: think, tool_calls, invoke, parameter, calls, function_calls, DSML and the first bytes of the bars. */
+const uint8_t ds4_byte_class[256] = {
+    [0 ... 8] = CONTROL,
+    ['\t'] = BLANK,
+    ['\n'] = BLANK | DS4_BYTE_NEWLINE,
+    [11 ... 13] = BLANK,
+    [14 ... 31] = CONTROL,
+    [' '] = 0,
+    ['!'] = VISIBLE,
+    ['"'] = CONTROL,
+    ['#' ... ';'] = VISIBLE,
+    ['<'] = VISIBLE | DS4_BYTE_LT,
+    ['=' ... 'C'] = VISIBLE,
+    ['D'] = MARK | DS4_BYTE_D,
+    ['E' ... '['] = VISIBLE,
+    ['\\'] = CONTROL,
+    [']' ... 'b'] = VISIBLE,
+    ['c'] = MARK,
+    ['d' ... 'e'] = VISIBLE,
+    ['f'] = MARK,
+    ['g' ... 'h'] = VISIBLE,
+    ['i'] = MARK,
+    ['j' ... 'o'] = VISIBLE,
+    ['p'] = MARK,
+    ['q' ... 's'] = VISIBLE,
+    ['t'] = MARK,
+    ['u' ... '{'] = VISIBLE,
+    ['|'] = MARK,
+    ['}' ... 0xe1] = VISIBLE,
+    [0xe2] = MARK,
+    [0xe3 ... 0xee] = VISIBLE,
+    [0xef] = MARK,
+    [0xf0 ... 0xff] = VISIBLE,
+};
+
 /* Longest first where one is a prefix of another; U+FF5C and U+2581 spelled out. */
 static const struct {
     struct ds4_str text;
@@ -265,14 +305,26 @@ static enum ds4_marker_status match_xml(struct ds4_str text, bool closing, struc
     return got;
 }
 
-/* Cheap refusal of most '<' in prose and code: no marker goes on with this byte. */
-static bool hopeless(struct ds4_str text)
+bool ds4_marker_refuted(struct ds4_str rest)
 {
-    /* think, tool_calls, invoke, parameter, calls, function_calls, DSML, the bars */
-    static const char first[] = {'t', 'i', 'p', 'c', 'f', 'D', '|', '\xef', '\xe2'};
-    size_t at = text.ptr[1] == '/' ? 2 : 1;
+    /* All but DSML, the bars and what follows them. */
+    static const struct ds4_str words[] = {
+        {"think", 5},     {"tool_calls", 10}, {"toolcalls", 9},       {"invoke", 6},
+        {"parameter", 9}, {"calls", 5},       {"function_calls", 14},
+    };
 
-    return at < text.len && memchr(first, text.ptr[at], sizeof(first)) == NULL;
+    if ((ds4_byte_class[(unsigned char)rest.ptr[0]] & DS4_BYTE_MARK) == 0)
+        return true;
+    if (!is_letter(rest.ptr[0]) || rest.ptr[0] == 'D')
+        return false;
+    for (size_t w = 0; w < N_OF(words); w++) {
+        size_t n = 0;
+        while (n < words[w].len && n < rest.len && words[w].ptr[n] == rest.ptr[n])
+            n++;
+        if (n == words[w].len || n == rest.len || (w == 1 && n == words[1].len - 1))
+            return false;
+    }
+    return true;
 }
 
 enum ds4_marker_status ds4_marker_scan(struct ds4_str text, const struct ds4_marker_rules *rules,
@@ -283,12 +335,12 @@ enum ds4_marker_status ds4_marker_scan(struct ds4_str text, const struct ds4_mar
 
     if (text.len == 1) /* what ends a token of source code more often than not */
         return DS4_MARKER_PARTIAL;
-    if (hopeless(text))
+    closing = text.ptr[1] == '/';
+    if (text.len > (closing ? 2 : 1) && ds4_marker_refuted(ds4_str_skip(text, closing ? 2 : 1)))
         return DS4_MARKER_NONE;
     best = match_literal(text, out);
     if (best == DS4_MARKER_FULL || !rules->dsml)
         return best;
-    closing = text.ptr[1] == '/';
 
     *out = (struct ds4_marker){0};
     got = match_dsml(text, closing, out);

@@ -59,59 +59,44 @@ static void track_lines(struct ds4_channel *ch, struct ds4_str text)
     }
 }
 
-static bool has_pseudo_tag(struct ds4_str text)
+/* Text that looks like a call although tools were declared is counted when no call is made: DSML, <bash,
+ * `<call ` and <thinking>.  `left` is what the text so far still lacks of such a tag (NULL: it ends with
+ * the beginning of none); '<' and 'D' occur in them only at the start, so one byte decides. */
+const char ds4_pseudo_after_lt[] = "";
+
+static const char *pseudo_step(const char *left, char c)
 {
-    for (; text.len > 3; text = ds4_str_skip(text, 1)) {
-        if (text.ptr[0] == '<' &&
-            (ds4_str_starts(text, DS4_STR("<bash")) || ds4_str_starts(text, DS4_STR("<call ")) ||
-             ds4_str_starts(text, DS4_STR("<thinking>"))))
-            return true;
-        if (text.ptr[0] == 'D' && ds4_str_starts(text, DS4_STR("DSML")))
-            return true;
-    }
-    return false;
+    if (c == '<')
+        return ds4_pseudo_after_lt;
+    if (c == 'D')
+        return "SML";
+    if (left == NULL)
+        return NULL;
+    if (left == ds4_pseudo_after_lt)
+        return c == 'b' ? "ash" : c == 'c' ? "all " : c == 't' ? "hinking>" : NULL;
+    return *left == c ? left + 1 : NULL;
 }
 
-/* From the first byte on that a pseudo tag can begin with; most text has none. */
-static struct ds4_str from_suspect(struct ds4_str text)
+void ds4_channel_suspect(struct ds4_stream *s, struct ds4_channel *ch, struct ds4_str text)
 {
-    size_t i = 0;
-
-    while (i < text.len && text.ptr[i] != '<' && text.ptr[i] != 'D')
-        i++;
-    return ds4_str_skip(text, i);
-}
-
-/* Text that looks like a call although tools were declared: counted when no call is made.  The end of
- * the text so far is kept from its first suspect byte on, so that a tag on a border is seen. */
-static void look_for_pseudo_tags(struct ds4_stream *s, struct ds4_channel *ch, struct ds4_str text)
-{
-    char border[2 * DS4_PSEUDO_TAIL_BYTES];
-    struct ds4_str end;
-    size_t n;
+    const char *left = ch->pseudo_left;
 
     if (!s->rules.dsml || s->pseudo_tag)
         return;
-    if (ch->n_tail == 0)
-        text = from_suspect(text);
-    if (text.len == 0)
-        return;
-    n = ch->n_tail + ds4_str_head(text, DS4_PSEUDO_TAIL_BYTES).len;
-    memcpy(border, ch->tail, ch->n_tail);
-    memcpy(border + ch->n_tail, text.ptr, n - ch->n_tail);
-    s->pseudo_tag = has_pseudo_tag((struct ds4_str){border, n}) || has_pseudo_tag(text);
-
-    end = text.len >= DS4_PSEUDO_TAIL_BYTES ? text : (struct ds4_str){border, n};
-    if (end.len > DS4_PSEUDO_TAIL_BYTES)
-        end = ds4_str_skip(end, end.len - DS4_PSEUDO_TAIL_BYTES);
-    end = from_suspect(end);
-    ch->n_tail = end.len;
-    memcpy(ch->tail, end.ptr, end.len);
+    for (size_t i = 0; i < text.len; i++) {
+        left = pseudo_step(left, text.ptr[i]);
+        if (left != NULL && left != ds4_pseudo_after_lt && *left == '\0') {
+            s->pseudo_tag = true;
+            left = NULL;
+            break;
+        }
+    }
+    ch->pseudo_left = left;
 }
 
 static void send(struct ds4_stream *s, enum ds4_channel_kind kind, struct ds4_str text)
 {
-    look_for_pseudo_tags(s, &s->channels[kind], text);
+    ds4_channel_suspect(s, &s->channels[kind], text);
     ds4_events_push_text(
         s->out, kind == DS4_CHANNEL_REASONING ? DS4_EVENT_REASONING : DS4_EVENT_CONTENT, 0, text);
 }

@@ -1,5 +1,5 @@
-/* The inside of the parser, shared by stream.c, reasoning.c, dsml.c, dsml_value.c and dsml_repair.c; nobody
- * else includes it.
+/* The inside of the parser, shared by stream.c, direct.c, reasoning.c, dsml.c, dsml_value.c and
+ * dsml_repair.c; nobody else includes it.
  *
  * Offsets are absolute positions in the turn's text.  `pos` is where the undecided text begins, `scan`
  * how far it has been looked at; bytes before pos may be dropped from `in` at any time.
@@ -41,14 +41,21 @@ enum ds4_parse_state {
     DS4_STATE_ENDED,        /* the message is over; further text is ignored */
 };
 
+/* Where the next text goes if it is plain (direct.c).  Unless it is NOT, the buffer holds nothing but the
+ * beginning of a tag ('<' or '</'), and in a hoard the text so far. */
+enum ds4_quiet {
+    DS4_QUIET_NOT, /* the machine must see it */
+    DS4_QUIET_TEXT,
+    DS4_QUIET_STRING, /* of a call whose arguments stream */
+    DS4_QUIET_HOARD,  /* a value that is needed whole */
+};
+
 enum ds4_step {
     DS4_STEP_AGAIN, /* progress was made: look again */
     DS4_STEP_WAIT,  /* more text is needed */
 };
 
 enum ds4_channel_kind { DS4_CHANNEL_REASONING, DS4_CHANNEL_CONTENT, DS4_N_CHANNELS };
-
-#define DS4_PSEUDO_TAIL_BYTES 9 /* the longest pseudo tag, less one */
 
 struct ds4_channel {
     struct ds4_buf hold; /* blanks that are text only if more text follows */
@@ -57,8 +64,7 @@ struct ds4_channel {
     char last;           /* last byte emitted */
     bool fence_open;     /* odd number of lines that start with three backticks */
     int line_ticks; /* backticks at the start of the current line; -1: the line began otherwise */
-    size_t n_tail;
-    char tail[DS4_PSEUDO_TAIL_BYTES]; /* end of the emitted text */
+    const char *pseudo_left; /* what a pseudo tag at the end of the text lacks; NULL: none there */
 };
 
 /* What the last thing emitted was, blanks aside: decides whether a wrapper closer is text. */
@@ -137,6 +143,11 @@ struct ds4_stream {
     bool turn_over; /* a turn marker has ended the message */
     bool cut_short; /* the stream ends because of the length limit */
     bool failed;    /* memory ran out */
+
+    enum ds4_quiet quiet;
+    unsigned loud;                  /* classes of bytes that are not plain there */
+    enum ds4_event_kind quiet_kind; /* of the event that quiet text goes to */
+    size_t quiet_room;              /* a hoard may grow by so much */
 
     enum ds4_parse_state state;
     enum ds4_channel_kind channel;
@@ -221,6 +232,13 @@ static inline void ds4_state_count(struct ds4_stream *s, enum ds4_parse_rule rul
     s->rules_used[rule]++;
 }
 
+/* direct.c: reads what can be read where it lies, without the buffer; returns the rest. */
+struct ds4_str ds4_direct_read(struct ds4_stream *s, struct ds4_str text);
+/* The same for the most frequent cases alone, unless s->quiet says NOT; false: nothing was done. */
+bool ds4_direct_quick(struct ds4_stream *s, struct ds4_str text, struct ds4_events *out);
+/* To be called when the state has changed: sets s->quiet. */
+void ds4_direct_settle(struct ds4_stream *s);
+
 /* stream.c: the declared tool of that name, or NULL; announcing and closing calls. */
 const struct ds4_tool *ds4_state_find_tool(const struct ds4_stream *s, struct ds4_str name);
 uint32_t ds4_state_announce(struct ds4_stream *s, struct ds4_str name);
@@ -236,6 +254,9 @@ void ds4_channel_deinit(struct ds4_stream *s);
 void ds4_channel_text(struct ds4_stream *s, struct ds4_str text);
 /* Text that is content whatever it looks like, blanks included. */
 void ds4_channel_raw(struct ds4_stream *s, struct ds4_str text);
+/* Text on its way out is looked at for pseudo tags; pseudo_left is this after a '<'. */
+extern const char ds4_pseudo_after_lt[];
+void ds4_channel_suspect(struct ds4_stream *s, struct ds4_channel *ch, struct ds4_str text);
 void ds4_channel_open_think(struct ds4_stream *s);
 void ds4_channel_close_think(struct ds4_stream *s);
 /* A call starts: held blanks are syntax, reasoning is over. */

@@ -20,7 +20,7 @@ static size_t resolve_held(struct ds4_detok *detok, struct ds4_str piece, struct
     size_t held = detok->n_held;
     size_t used = 0;
 
-    memcpy(joined, detok->held, held);
+    memcpy(joined, detok->held, sizeof(detok->held));
     while (used < piece.len) {
         struct ds4_utf8_char c;
 
@@ -38,9 +38,33 @@ static size_t resolve_held(struct ds4_detok *detok, struct ds4_str piece, struct
         ds4_utf8_append_replaced(out, (struct ds4_str){joined, c.n_bytes});
         return used - 1;
     }
-    memcpy(detok->held, joined, held + used);
+    memcpy(detok->held, joined, sizeof(detok->held));
     detok->n_held = (uint8_t)(held + used);
     return used;
+}
+
+/* The held bytes and a piece of continuation bytes are one whole character, or still the beginning of one:
+ * what most tokens that are no whole characters do.  Two held bytes say all about the bytes behind them.
+ * Returns false, and does nothing, in any other case. */
+static bool join(struct ds4_detok *detok, struct ds4_str piece, struct ds4_buf *out)
+{
+    size_t held = detok->n_held, n = held + piece.len;
+    size_t n_char = (unsigned char)detok->held[0] >= 0xf0 ? 4 : 3;
+    char joined[DS4_UTF8_MAX_BYTES];
+
+    if (held < 2 || n > n_char)
+        return false;
+    memcpy(joined, detok->held, sizeof(detok->held));
+    for (size_t i = 0; i < piece.len; i++) {
+        if (((unsigned char)piece.ptr[i] & 0xc0) != 0x80)
+            return false;
+        joined[held + i] = piece.ptr[i];
+    }
+    memcpy(detok->held, joined, sizeof(detok->held));
+    detok->n_held = n == n_char ? 0 : (uint8_t)n;
+    if (n == n_char)
+        (void)ds4_buf_append(out, joined, n);
+    return true;
 }
 
 int ds4_detok_push(struct ds4_detok *detok, int32_t id, struct ds4_buf *out, struct ds4_err *err)
@@ -60,6 +84,14 @@ int ds4_detok_push(struct ds4_detok *detok, int32_t id, struct ds4_buf *out, str
             return ds4_buf_check(out, "detokenised text", err);
         return 0;
     }
+    if (detok->n_held == 0 && (traits & DS4_TOKEN_CUT)) {
+        for (size_t i = 0; i < piece.len; i++)
+            detok->held[i] = piece.ptr[i];
+        detok->n_held = (uint8_t)piece.len;
+        return 0;
+    }
+    if (join(detok, piece, out))
+        return out->failed ? ds4_buf_check(out, "detokenised text", err) : 0;
     if (detok->n_held > 0)
         piece = ds4_str_skip(piece, resolve_held(detok, piece, out));
     cut = ds4_utf8_cut_tail(piece);

@@ -28,6 +28,25 @@ void ds4_detok_init(struct ds4_detok *detok, const struct ds4_vocab *vocab, bool
 int ds4_detok_push(struct ds4_detok *detok, int32_t id, struct ds4_buf *out,
                    struct ds4_err *err) DS4_MUST_CHECK;
 
+/* The same as a view, which costs no copy for a token that is whole characters: of the vocabulary, or of
+ * `scratch`, until the next call. */
+static inline int ds4_detok_next(struct ds4_detok *detok, int32_t id, struct ds4_buf *scratch,
+                                 struct ds4_str *text, struct ds4_err *err)
+{
+    const struct ds4_vocab *vocab = detok->vocab;
+    int rc = 0;
+
+    if (detok->n_held == 0 && ds4_vocab_has(vocab, id) &&
+        (vocab->traits[id] & (DS4_TOKEN_WHOLE | DS4_TOKEN_HIDDEN)) == DS4_TOKEN_WHOLE) {
+        *text = ds4_vocab_piece(vocab, id);
+        return 0;
+    }
+    ds4_buf_clear(scratch);
+    rc = ds4_detok_push(detok, id, scratch, err);
+    *text = ds4_buf_view(scratch);
+    return rc;
+}
+
 /* End of the sequence: an incomplete tail becomes one U+FFFD.  The state is then as after init. */
 int ds4_detok_finish(struct ds4_detok *detok, struct ds4_buf *out,
                      struct ds4_err *err) DS4_MUST_CHECK;

@@ -299,6 +299,8 @@ static void set_traits(struct ds4_vocab *vocab)
         struct ds4_str piece = ds4_vocab_piece(vocab, id);
 
         vocab->traits[id] = ds4_utf8_valid(piece) ? DS4_TOKEN_WHOLE : 0;
+        if (piece.len > 0 && ds4_utf8_cut_tail(piece) == piece.len)
+            vocab->traits[id] |= DS4_TOKEN_CUT;
         if (vocab->kind[id] == DS4_TOKEN_ADDED &&
             (id == vocab->special[DS4_SPECIAL_BOS] || id == vocab->special[DS4_SPECIAL_EOS] ||
              id == vocab->special[DS4_SPECIAL_PAD] || is_placeholder(piece)))

@@ -73,7 +73,7 @@ struct ds4_vocab {
     char *bytes;                  /* all tokens, back to back */
     uint32_t *offset;             /* [n_token + 1] into bytes */
     uint8_t *kind;                /* [n_token] enum ds4_token_kind */
-    uint8_t *traits;              /* [n_token] DS4_TOKEN_WHOLE | DS4_TOKEN_HIDDEN */
+    uint8_t *traits;              /* [n_token] bits DS4_TOKEN_* */
     int32_t byte_id[256];         /* the token of each single byte */
     uint32_t *byte_pair_rank;     /* [65536] rank of two adjacent bytes, DS4_NO_RANK if none */
     struct ds4_merge *merges;     /* [n_merge] in rank order */
@@ -89,6 +89,7 @@ struct ds4_vocab {
 #define DS4_NO_RANK      UINT32_MAX
 #define DS4_TOKEN_WHOLE  1 /* the bytes are valid UTF-8 on their own */
 #define DS4_TOKEN_HIDDEN 2 /* see ds4_vocab_is_hidden */
+#define DS4_TOKEN_CUT    4 /* the bytes are the beginning of one character */
 
 /* Builds a vocabulary; borrows entries and pairs for the call only.  Errors (DS4_E_CORRUPT) name the
  * index: text outside the byte alphabet, a repeated token, a byte without token, a merge of unknown
