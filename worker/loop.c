@@ -171,13 +171,15 @@ static void note_step(struct ds4_loop *loop, int64_t compute_ns)
 /* Takes event->payload.  Waits for room, which only a control thread that died would not make. */
 static void put_event(struct ds4_loop *loop, const struct ds4_loop_event *event)
 {
+    /* Nobody may read any more after a stop.  Its own event always has a place. */
+    size_t room = DS4_LOOP_EVENTS - (event->kind == DS4_LOOP_STOPPED ? 0 : 1);
     uint64_t one = 1;
     ssize_t n;
 
     pthread_mutex_lock(&loop->lock);
-    while (loop->n_event == DS4_LOOP_EVENTS && loop->stop != STOP_NOW)
+    while (loop->n_event >= room && loop->stop != STOP_NOW)
         pthread_cond_wait(&loop->wake, &loop->lock);
-    if (loop->n_event == DS4_LOOP_EVENTS) {
+    if (loop->n_event >= room) {
         struct ds4_buf dropped = event->payload;
 
         pthread_mutex_unlock(&loop->lock);

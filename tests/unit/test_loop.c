@@ -638,6 +638,26 @@ static void drain_runs_what_is_posted_and_stop_does_not(void **state)
     }
 }
 
+static void a_stop_is_told_even_if_nobody_read_what_came_before(void **state)
+{
+    struct ds4_loop *loop = start_loop(0, 1);
+    struct ids prompt, want;
+    struct ds4_loop_event event;
+    struct script script;
+
+    (void)state;
+    read_case(0, &prompt, &want);
+    form(loop, 1, getpid());
+    script_init(&script, 1, &prompt, NULL, DS4_LOOP_EVENTS);
+    post_script(loop, &script);
+    wait_steps(loop, DS4_LOOP_EVENTS - 1); /* as many events wait as ever may */
+    ds4_loop_stop(loop, false);
+    for (wait_event(loop, &event); event.kind == DS4_LOOP_TOKENS; wait_event(loop, &event))
+        ds4_buf_deinit(&event.payload);
+    assert_int_equal(event.kind, DS4_LOOP_STOPPED);
+    ds4_loop_free(loop);
+}
+
 static void a_model_that_is_not_there_is_a_failed_load(void **state)
 {
     struct ds4_loop_config config = loop_config(0, 1);
@@ -684,6 +704,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(abort_ends_waits_for_rows_and_for_neighbours),
         cmocka_unit_test(a_generation_of_another_size_is_refused),
         cmocka_unit_test(drain_runs_what_is_posted_and_stop_does_not),
+        cmocka_unit_test(a_stop_is_told_even_if_nobody_read_what_came_before),
         cmocka_unit_test(a_model_that_is_not_there_is_a_failed_load),
         cmocka_unit_test(packets_are_bounded_and_come_back),
     };
