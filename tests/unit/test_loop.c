@@ -651,7 +651,9 @@ static void a_stop_is_told_even_if_nobody_read_what_came_before(void **state)
     script_init(&script, 1, &prompt, NULL, DS4_LOOP_EVENTS);
     post_script(loop, &script);
     wait_steps(loop, DS4_LOOP_EVENTS - 1); /* as many events wait as ever may */
+    usleep(100000);                        /* one more would be there by now, had it a place */
     ds4_loop_stop(loop, false);
+    usleep(100000); /* the thread says its last word to nobody */
     for (wait_event(loop, &event); event.kind == DS4_LOOP_TOKENS; wait_event(loop, &event))
         ds4_buf_deinit(&event.payload);
     assert_int_equal(event.kind, DS4_LOOP_STOPPED);
