@@ -534,7 +534,7 @@ static int read(struct ds4_answer *answer, struct ds4_body *body, struct ds4_cha
     bool one_call = false;
 
     if (first == NULL || ds4_intake_model(body->json, answer->context, first, error) != 0 ||
-        ds4_params_refuse(body->json, error) != 0 ||
+        ds4_params_refuse(body->json, answer->dialect->api, error) != 0 ||
         ds4_intake_switch(body->json, "", "stream", &answer->stream, error) != 0 ||
         ds4_intake_switch(choice, "tool_choice", "disable_parallel_tool_use", &one_call, error) !=
             0 ||

@@ -58,8 +58,8 @@ static int read(struct ds4_answer *answer, struct ds4_body *body, struct ds4_cha
     int32_t n_choice = 1;
 
     if (first == NULL || ds4_intake_model(body->json, context, first, error) != 0 ||
-        ds4_params_refuse(body->json, error) != 0 || check_format(body->json, error) != 0 ||
-        read_switches(body->json, answer, error) != 0 ||
+        ds4_params_refuse(body->json, answer->dialect->api, error) != 0 ||
+        check_format(body->json, error) != 0 || read_switches(body->json, answer, error) != 0 ||
         ds4_intake_count(body->json, context, DS4_MAX_CHOICES, &n_choice, error) != 0 ||
         ds4_params_read(body->json, context, &names, first, error) != 0 ||
         ds4_params_read_logprobs(body->json, first, error) != 0 ||

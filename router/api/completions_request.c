@@ -297,7 +297,7 @@ static int read(struct ds4_answer *answer, struct ds4_body *body, struct ds4_cha
 
     (void)unused;
     if (first == NULL || ds4_intake_model(body->json, answer->context, first, error) != 0 ||
-        ds4_params_refuse(body->json, error) != 0 ||
+        ds4_params_refuse(body->json, answer->dialect->api, error) != 0 ||
         ds4_intake_stream(body->json, answer, error) != 0 ||
         read_params(&r, body->json, first) != 0 || read_suffix(&r, body->json) != 0)
         return -1;

@@ -1,4 +1,4 @@
-/* Answers that were to be JSON (response_format, text.format, output_config.format).
+/* Answers that were to be JSON (response_format, guided_json, text.format, output_config.format).
  *
  * The sampler does not enforce a schema; it is part of the prompt, and the finished text is checked.  What
  * is wrong with it stands in the member ds4.format of the answer and in

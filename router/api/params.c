@@ -353,20 +353,26 @@ int ds4_params_copy(const struct ds4_request *from, struct ds4_request *to,
     return 0;
 }
 
-int ds4_params_refuse(const struct ds4_json *body, struct ds4_api_error *error)
+int ds4_params_refuse(const struct ds4_json *body, enum ds4_api api, struct ds4_api_error *error)
 {
-    static const char *const refused[] = {"best_of",      "use_beam_search", "length_penalty",
-                                          "bad_words",    "chat_template",   "guided_grammar",
-                                          "audio",        "prompt_logprobs", "guided_json",
-                                          "guided_regex", "guided_choice",   "structured_outputs"};
+    static const struct {
+        const char *name;
+        bool chat_reads;
+    } refused[] = {
+        {"best_of", false},         {"use_beam_search", false}, {"length_penalty", false},
+        {"bad_words", false},       {"chat_template", false},   {"audio", false},
+        {"prompt_logprobs", false}, {"guided_grammar", true},   {"guided_json", true},
+        {"guided_regex", true},     {"guided_choice", true},    {"structured_outputs", true},
+    };
 
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
-        const struct ds4_json *value = ds4_json_find(body, refused[i]);
+        const struct ds4_json *value = ds4_json_find(body, refused[i].name);
 
-        if (value == NULL || (ds4_json_type(value) == DS4_JSON_BOOL && !ds4_json_bool(value)))
+        if (value == NULL || (refused[i].chat_reads && api == DS4_API_CHAT) ||
+            (ds4_json_type(value) == DS4_JSON_BOOL && !ds4_json_bool(value)))
             continue;
-        return ds4_api_fail(error, "unsupported_value", refused[i],
-                            "%s is not supported by this server", refused[i]);
+        return ds4_api_fail(error, "unsupported_value", refused[i].name,
+                            "%s is not supported by this server", refused[i].name);
     }
     return 0;
 }

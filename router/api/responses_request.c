@@ -610,7 +610,7 @@ static int read(struct ds4_answer *answer, struct ds4_body *body, struct ds4_cha
     if (response == NULL)
         return ds4_api_fail(error, "internal_error", NULL, "no memory for the response");
     if (ds4_intake_model(body->json, answer->context, first, error) != 0 ||
-        ds4_params_refuse(body->json, error) != 0 ||
+        ds4_params_refuse(body->json, answer->dialect->api, error) != 0 ||
         ds4_intake_switch(body->json, "", "stream", &answer->stream, error) != 0 ||
         ds4_intake_switch(body->json, "", "parallel_tool_calls", &answer->parallel_calls, error) !=
             0 ||

@@ -16,8 +16,9 @@ struct reader {
     struct ds4_err *err;
 };
 
-#define INVALID     "invalid_value"
-#define UNSUPPORTED "unsupported_value"
+#define INVALID            "invalid_value"
+#define UNSUPPORTED        "unsupported_value"
+#define SCHEMA_UNSUPPORTED "schema_unsupported"
 
 /* Fails at a place: "messages[2].role must be a string". */
 static int bad(struct reader *r, const char *code, const char *why, const char *path, ...)
@@ -420,6 +421,69 @@ static int read_response_format(struct reader *r, const struct ds4_jt_node *root
     return 0;
 }
 
+/* ---- vLLM's names for the form of an answer ------------------------------------------------------- */
+
+/* The schema that stands for `path`: an object, or a string that holds one. */
+static int read_schema(struct reader *r, const struct ds4_jt_node *schema, const char *path)
+{
+    if (schema->type == DS4_JT_STRING) {
+        schema = ds4_jt_parse(schema->str, DS4_JT_MAX_DEPTH, r->arena, r->err);
+        if (schema == NULL && r->err != NULL && r->err->code == DS4_E_TOO_LONG)
+            return too_long(r);
+    }
+    if (!is_type(schema, DS4_JT_OBJECT))
+        return bad(r, INVALID, "must be a JSON schema: an object, or a string holding one", "%s",
+                   path);
+    if (r->out->answer_json)
+        return bad(r, INVALID, "asks for a form of the answer where another is asked for", "%s",
+                   path);
+    r->out->answer_schema = schema;
+    r->out->answer_json = true;
+    return 0;
+}
+
+/* What only a grammar could keep.  The schema's way, to show the model what is asked for and look at the
+ * answer, is closed: no encoder has words for a pattern or a choice. */
+static int refuse_guide(struct reader *r, const struct ds4_jt_node *obj, const char *key,
+                        const char *code, const char *prefix)
+{
+    return find(obj, key) == NULL ? 0
+                                  : bad(r, code, "needs a grammar, which this server does not have",
+                                        "%s%s", prefix, key);
+}
+
+static int read_guides(struct reader *r, const struct ds4_jt_node *root)
+{
+    static const char inside[] = "structured_outputs.";
+    const struct ds4_jt_node *guided = find(root, "guided_json");
+    const struct ds4_jt_node *all = find(root, "structured_outputs");
+    const struct ds4_jt_node *json = find(all, "json"), *object = find(all, "json_object");
+
+    if (all != NULL && all->type != DS4_JT_OBJECT)
+        return bad(r, INVALID, "must be an object", "structured_outputs");
+    if (object != NULL && object->type != DS4_JT_TRUE && object->type != DS4_JT_FALSE)
+        return bad(r, INVALID, "must be a boolean", "structured_outputs.json_object");
+    if (refuse_guide(r, root, "guided_grammar", UNSUPPORTED, "") ||
+        refuse_guide(r, root, "guided_choice", SCHEMA_UNSUPPORTED, "") ||
+        refuse_guide(r, root, "guided_regex", SCHEMA_UNSUPPORTED, "") ||
+        refuse_guide(r, all, "grammar", UNSUPPORTED, inside) ||
+        refuse_guide(r, all, "structural_tag", UNSUPPORTED, inside) ||
+        refuse_guide(r, all, "choice", SCHEMA_UNSUPPORTED, inside) ||
+        refuse_guide(r, all, "regex", SCHEMA_UNSUPPORTED, inside))
+        return -1;
+    if (guided != NULL && read_schema(r, guided, "guided_json"))
+        return -1;
+    if (json != NULL && read_schema(r, json, "structured_outputs.json"))
+        return -1;
+    if (is_type(object, DS4_JT_TRUE)) {
+        if (r->out->answer_json)
+            return bad(r, INVALID, "asks for a form of the answer where another is asked for",
+                       "structured_outputs.json_object");
+        r->out->answer_json = true;
+    }
+    return 0;
+}
+
 /* ---- effort (R13, R14) --------------------------------------------------------------------------- */
 
 /* An effort function filled r->err: put the place in front. */
@@ -509,7 +573,7 @@ int ds4_chat_json_read(const struct ds4_jt_node *root, enum ds4_release release,
     if (root == NULL || root->type != DS4_JT_OBJECT)
         return ds4_fail(err, DS4_E_INVALID, "the request must be an object");
     if (read_messages(&r, root) || read_continue(&r, root) || read_tools(&r, root) ||
-        read_tool_choice(&r, root) || read_response_format(&r, root))
+        read_tool_choice(&r, root) || read_response_format(&r, root) || read_guides(&r, root))
         return -1;
     return read_wish(&r, root);
 }

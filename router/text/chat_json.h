@@ -1,6 +1,12 @@
 /* Reads the OpenAI chat form of a request (messages, tools, effort fields) into a conversation.
  *
- * Only what reaches the prompt is read here; sampling, streaming and the rest belong to the dialect. */
+ * Only what reaches the prompt is read here; sampling, streaming and the rest belong to the dialect.
+ *
+ * vLLM's guided_json and structured_outputs.json are read as response_format json_schema is: there is no
+ * grammar, so the schema is rendered and the answer checked, and the answer says whether it conforms.  A
+ * choice or a regular expression (guided_choice, guided_regex) cannot go that way: the encoders have words
+ * for a schema only, so the model would not be told, and a check alone would be a promise broken most of the
+ * time.  Like a strict schema they are refused with schema_unsupported, naming the member. */
 #ifndef DS4_ROUTER_TEXT_CHAT_JSON_H
 #define DS4_ROUTER_TEXT_CHAT_JSON_H
 

@@ -49,7 +49,7 @@ struct ds4_conversation {
 /* Where in the request an error lies, for error bodies: "messages[2].content[0].type". */
 struct ds4_param {
     char path[128];
-    const char *code; /* "invalid_value" | "unsupported_value" */
+    const char *code; /* "invalid_value" | "unsupported_value" | "schema_unsupported" */
 };
 
 /* R1.  DS4_ROLE_UNKNOWN for a role that requests may not use. */

@@ -98,9 +98,10 @@ class Client:
         return tool, arguments
 
     def missing(self):
-        """Why the client cannot run here, or None."""
+        """Why the client cannot run on this machine, or None.  Not to be installed is no reason: that is
+        what `make check-clients` does first."""
         if not os.path.exists(os.path.join(BUILD, "bin", self.name)):
-            return "%s is not installed (make check-clients does that)" % self.name
+            raise FileNotFoundError("%s is not installed: `make check-clients` does that" % self.name)
         return node_is_missing() if self.needs_node else None
 
     def start(self, port, question, changes=None):
@@ -173,9 +174,12 @@ def isolate():
     try:
         subprocess.run(how + ["true"], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as problem:
-        print("no network namespace can be made here: %s" % (getattr(problem, "stderr", None) or problem))
-        print("[  SKIPPED ] 1 test(s).\n0 passed, 0 failed")
-        sys.exit(0)
+        why = (getattr(problem, "stderr", None) or str(problem)).strip()
+        print("FAILED: no network namespace can be made here (%s), and no client may run where it could reach "
+              "other hosts.  Run this as root, or let users make namespaces "
+              "(sysctl kernel.unprivileged_userns_clone=1)." % why)
+        print("0 passed, 1 failed")
+        sys.exit(1)
     os.execvp(how[0], how + [sys.executable] + sys.argv + [IN_NAMESPACE])
 
 

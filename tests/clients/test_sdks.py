@@ -48,10 +48,10 @@ class Sdks(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         why = clients.node_is_missing()
-        if why is None and not os.path.isdir(os.path.join(clients.BUILD, "node_modules/openai")):
-            why = "the SDKs are not installed (make check-clients does that)"
         if why:
             raise unittest.SkipTest(why)
+        if not os.path.isdir(os.path.join(clients.BUILD, "node_modules/openai")):
+            raise FileNotFoundError("the SDKs are not installed: `make check-clients` does that")
         cls.rig = ScriptedRig(SCRIPT, SETTINGS)
         cls.rig.start()
 

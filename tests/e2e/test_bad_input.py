@@ -70,6 +70,8 @@ class Requests(unittest.TestCase):
     def test_unsupported_members_are_refused_not_ignored(self):
         for change in ({"best_of": 2}, {"use_beam_search": True}, {"guided_grammar": "x"}):
             self.refused(dict(HELLO, **change), 400, "unsupported_value", next(iter(change)))
+        for change in ({"guided_choice": ["a", "b"]}, {"guided_regex": "a+"}):
+            self.refused(dict(HELLO, **change), 422, "schema_unsupported", next(iter(change)))
         image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
         self.refused(dict(HELLO, messages=image), 400, "unsupported_value", "image_url")
         self.refused(dict(HELLO, reasoning_effort="huge"), 400, "invalid_value", "huge")

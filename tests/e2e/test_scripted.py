@@ -170,6 +170,10 @@ class Scripted(unittest.TestCase):
             self.assertIsNone(answer["ds4"]["format"])
         text = self.rig.request("GET", "/metrics")[2].decode()
         self.assertRegex(text, r'ds4_grammar_failures_total{[^}]*action="abandoned"} 6')
+        for body in ({"guided_json": WEATHER}, {"structured_outputs": {"json": json.dumps(WEATHER)}}):
+            for text, valid in (("bare JSON", True), ("other JSON", False)):
+                _, answer = self.rig.post(DIALECTS[0].path, dict(DIALECTS[0].ask(text), **body))
+                self.assertEqual(answer["ds4"]["format"]["valid"], valid, answer)
         frames = [data for _, data in self.rig.stream(DIALECTS[0].path, dict(
             DIALECTS[0].ask("other JSON"), stream=True, response_format={"type": "json_object"}))]
         self.assertIn('"format":{"valid":true,"problem":null}', "".join(frames))

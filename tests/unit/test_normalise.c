@@ -136,6 +136,66 @@ static void wrong_types_are_refused_by_their_path(void **state)
             "continue_final_message");
 }
 
+static void a_guided_schema_is_a_response_format(void **state)
+{
+    static const char *const forms[] = {
+        "\"guided_json\": {\"type\": \"object\", \"x\": 1.50}",
+        "\"guided_json\": \"{\\\"type\\\": \\\"object\\\", \\\"x\\\": 1.50}\"",
+        "\"structured_outputs\": {\"json\": {\"type\": \"object\", \"x\": 1.50}}",
+        "\"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"schema\": "
+        "{\"type\": \"object\", \"x\": 1.50}}}",
+    };
+    char request[512];
+    struct bench b;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(forms) / sizeof(forms[0]); i++) {
+        (void)snprintf(request, sizeof(request), "{\"messages\": [{\"role\": \"user\"}], %s}",
+                       forms[i]);
+        render(&b, DS4_RELEASE_V4_0731, request);
+        assert_true(b.conversation.answer_json);
+        assert_non_null(strstr(b.prompt.text.ptr, "{\"type\": \"object\", \"x\": 1.5}"));
+        close_bench(&b);
+    }
+    render(
+        &b, DS4_RELEASE_V4_0731,
+        "{\"messages\": [{\"role\": \"user\"}], \"structured_outputs\": {\"json_object\": true}}");
+    assert_true(b.conversation.answer_json);
+    assert_null(b.conversation.answer_schema);
+    close_bench(&b);
+}
+
+static void what_only_a_grammar_could_keep_is_refused_by_name(void **state)
+{
+    static const char *const fields[][2] = {
+        {"guided_choice", "[\"a\", \"b\"]"},
+        {"guided_regex", "\"a+\""},
+        {"guided_grammar", "\"x\""},
+        {"choice", "[\"a\"]"},
+        {"regex", "\"a\""},
+        {"grammar", "\"x\""},
+        {"structural_tag", "\"x\""},
+    };
+    char request[256], path[64];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        bool inside = i >= 3;
+        (void)snprintf(request, sizeof(request),
+                       "{\"messages\": [{\"role\": \"user\"}], %s\"%s\": %s%s}",
+                       inside ? "\"structured_outputs\": {" : "", fields[i][0], fields[i][1],
+                       inside ? "}" : "");
+        (void)snprintf(path, sizeof(path), "%s%s", inside ? "structured_outputs." : "",
+                       fields[i][0]);
+        refused(request, path);
+    }
+    refused("{\"messages\": [{\"role\": \"user\"}], \"guided_json\": \"no schema\"}",
+            "guided_json");
+    refused("{\"messages\": [{\"role\": \"user\"}], \"guided_json\": {}, \"response_format\": "
+            "{\"type\": \"json_object\"}}",
+            "guided_json");
+}
+
 static void null_means_absent(void **state)
 {
     (void)state;
@@ -380,6 +440,8 @@ int main(void)
         cmocka_unit_test(legacy_functions_and_calls_are_tools),
         cmocka_unit_test(foreign_and_deferred_tools_are_not_rendered),
         cmocka_unit_test(tool_choice_has_many_spellings),
+        cmocka_unit_test(a_guided_schema_is_a_response_format),
+        cmocka_unit_test(what_only_a_grammar_could_keep_is_refused_by_name),
         cmocka_unit_test(later_system_messages_of_v41_open_one_turn_only),
         cmocka_unit_test(a_continued_turn_says_where_it_continues),
     };
