@@ -97,6 +97,8 @@
       "Time from posting a step to its tokens")                                                    \
     X(PIPELINE_BUBBLE, "ds4_pipeline_bubble_ratio", GAUGE, NONE, "",                               \
       "Share of the stages' time, while steps were under way, that was not computing, over 10 s")  \
+    X(SEQS_PARKED, "ds4_seqs_parked_total", COUNTER, NONE, "reason=slow_client",                   \
+      "Sequences that paused because nobody takes their output")                                   \
     X(PREEMPTIONS, "ds4_preemptions_total", COUNTER, NONE, "reason=slow_client|restart",           \
       "Running sequences that lost their place on the stages")                                     \
     X(UNKNOWN_FIELDS, "ds4_request_unknown_fields_total", COUNTER, NONE,                           \
@@ -148,8 +150,10 @@
       "Experts that moved from host memory to the device because they are used")                   \
     X(STAGE_PROBE, "ds4_stage_probe", GAUGE, NONE, DS4_STAGE ",verdict=none|full|throttled|brake", \
       "1 for what the start-up probe found of the device's arithmetic")                            \
-    X(STAGE_BANDWIDTH, "ds4_stage_bandwidth_bytes_per_second", GAUGE, NONE,                        \
-      DS4_STAGE ",of=memory|link", "Rates the probe measured; link: host to device")               \
+    X(STAGE_BANDWIDTH, "ds4_stage_bandwidth_bytes_per_second", GAUGE, NONE, DS4_STAGE,             \
+      "Reads of the device's memory, as the start-up probe measured")                              \
+    X(LINK_BANDWIDTH, "ds4_link_bandwidth_bytes", GAUGE, NONE, DS4_STAGE,                          \
+      "Bytes per second from host to card, as the start-up probe measured")                        \
     X(STAGE_FLOPS, "ds4_stage_flops", GAUGE, NONE, DS4_STAGE,                                      \
       "Single-precision operations per second the probe measured")                                 \
     X(STAGE_MEMORY, "ds4_stage_memory_bytes", GAUGE, NONE, DS4_STAGE ",kind=weights|kv|rss",       \
@@ -168,8 +172,8 @@
     X(GPU_LINK_GENERATION, "ds4_gpu_link_generation", GAUGE, NONE, DS4_STAGE,                      \
       "PCIe generation of the card's link now; lower when idle on some cards")                     \
     X(GPU_LINK_WIDTH, "ds4_gpu_link_width", GAUGE, NONE, DS4_STAGE, "Lanes of the card's link")    \
-    X(GPU_MEMORY, "ds4_gpu_memory_bytes", GAUGE, NONE, DS4_STAGE ",kind=used|free",                \
-      "Memory of the card, by all its users")                                                      \
+    X(GPU_MEMORY, "ds4_gpu_memory_bytes", GAUGE, NONE, DS4_STAGE ",kind=weights|kv|free|other",    \
+      "Memory of the card; other: what else is used, by this stage or anybody")                    \
     X(GPU_XID, "ds4_gpu_xid_total", COUNTER, NONE, DS4_STAGE "," DS4_XID_CODES,                    \
       "Faults of the card that the driver reported, by number")                                    \
     X(GPU_ECC_ERRORS, "ds4_gpu_ecc_errors_total", COUNTER, NONE, DS4_STAGE,                        \

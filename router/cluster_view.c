@@ -263,7 +263,6 @@ static const struct {
     {DS4_CARD_SLOW_BRAKE, DS4_M_GPU_THROTTLE, "power_brake", false},
     {DS4_CARD_SLOW_POWER, DS4_M_GPU_THROTTLE, "power_cap", false},
     {DS4_CARD_FREE_BYTES, DS4_M_GPU_MEMORY, "free", false},
-    {DS4_CARD_USED_BYTES, DS4_M_GPU_MEMORY, "used", false},
 };
 
 static const char *const xid_text[DS4_N_XID] = {
@@ -271,6 +270,19 @@ static const char *const xid_text[DS4_N_XID] = {
     DS4_XIDS(XID_TEXT)
 #undef XID_TEXT
         "other"};
+
+/* Of what is used, by whom. */
+static void export_card_memory(struct ds4_metrics *m, const char *stage, const struct ds4_health *h)
+{
+    double used = h->card.value[DS4_CARD_USED_BYTES];
+    double other = used - (double)h->weights_bytes - (double)h->kv_bytes;
+
+    if (used < 0)
+        return;
+    ds4_metric_set(m, DS4_M_GPU_MEMORY, (double)h->weights_bytes, stage, "weights");
+    ds4_metric_set(m, DS4_M_GPU_MEMORY, (double)h->kv_bytes, stage, "kv");
+    ds4_metric_set(m, DS4_M_GPU_MEMORY, other > 0 ? other : 0, stage, "other");
+}
 
 /* What the driver does not tell has no series; what it told of a stage that is away is hidden, counters
  * stay. */
@@ -331,14 +343,20 @@ static void export_stage(const struct ds4_cluster *c, const struct ds4_stage_vie
         ds4_metric_hide(m, DS4_M_STAGE_MEMORY, stage, "weights");
         ds4_metric_hide(m, DS4_M_STAGE_MEMORY, stage, "kv");
         ds4_metric_hide(m, DS4_M_STAGE_MEMORY, stage, "rss");
-        ds4_metric_hide(m, DS4_M_STAGE_BANDWIDTH, stage, "memory");
-        ds4_metric_hide(m, DS4_M_STAGE_BANDWIDTH, stage, "link");
+        ds4_metric_hide(m, DS4_M_GPU_MEMORY, stage, "weights");
+        ds4_metric_hide(m, DS4_M_GPU_MEMORY, stage, "kv");
+        ds4_metric_hide(m, DS4_M_GPU_MEMORY, stage, "other");
+        ds4_metric_hide(m, DS4_M_STAGE_BANDWIDTH, stage);
+        ds4_metric_hide(m, DS4_M_LINK_BANDWIDTH, stage);
         ds4_metric_hide(m, DS4_M_STAGE_FLOPS, stage);
         return;
     }
     ds4_metric_choose(m, DS4_M_STAGE_PROBE, stage, probe_text[h->probe]);
-    ds4_metric_set(m, DS4_M_STAGE_BANDWIDTH, h->memory_bytes_per_s, stage, "memory");
-    ds4_metric_set(m, DS4_M_STAGE_BANDWIDTH, h->link_bytes_per_s, stage, "link");
+    if (h->card.told)
+        export_card_memory(m, stage, h);
+    ds4_metric_set(m, DS4_M_STAGE_BANDWIDTH, h->memory_bytes_per_s, stage);
+    if (h->link_bytes_per_s > 0) /* a processor has none */
+        ds4_metric_set(m, DS4_M_LINK_BANDWIDTH, h->link_bytes_per_s, stage);
     ds4_metric_set(m, DS4_M_STAGE_FLOPS, h->flops, stage);
     ds4_metric_set(m, DS4_M_STAGE_MEMORY, (double)h->weights_bytes, stage, "weights");
     ds4_metric_set(m, DS4_M_STAGE_MEMORY, (double)h->kv_bytes, stage, "kv");

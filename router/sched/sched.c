@@ -473,7 +473,7 @@ void ds4_sched_pause(struct ds4_sched *s, struct ds4_request *req, bool paused)
         return;
     seq->paused = paused;
     if (paused)
-        ds4_count_preempted(s->config.metrics, "slow_client");
+        ds4_count_parked(s->config.metrics);
 }
 
 /* ---- one turn of the loop ------------------------------------------------------------------------- */

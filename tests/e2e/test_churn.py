@@ -80,6 +80,7 @@ class Churn(unittest.TestCase):
 
         self.ask("warm\n")
         before = self.metrics()
+        self.enterContext(e2e.Progress("requests", lambda: sum(map(len, times.values())), total=n))
         for i in range(n):
             depth = "shallow"
             if len(lines) >= cap:

@@ -101,7 +101,7 @@ class Streams(unittest.TestCase):
         time.sleep(min(2.0, e2e.SECONDS / 2))
         processes = [self.rig.router] + self.rig.workers
         before = [rss_kib(p) for p in processes]
-        with e2e.Progress("streams", e2e.SECONDS, lambda: sum(rounds)):
+        with e2e.Progress("streams", lambda: sum(rounds), seconds=e2e.SECONDS):
             for thread in threads:
                 thread.join()
         after = [rss_kib(p) for p in processes]

@@ -31,20 +31,20 @@ def rig(stages=2, **options):
 
 
 class Progress:
-    """How far a long test is: a bar on a terminal, a line a minute elsewhere.  From a thread of its own,
-    so that the test only counts."""
+    """How far a long test is, of a time or of a number: a bar on a terminal, a line a minute elsewhere.
+    From a thread of its own, so that the test only counts."""
 
-    def __init__(self, what, seconds, count):
-        self.what, self.seconds, self.count = what, seconds, count
+    def __init__(self, what, count, seconds=None, total=None):
+        self.what, self.count, self.seconds, self.total = what, count, seconds, total
         self.begin = time.monotonic()
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def text(self):
-        spent = min(self.seconds, time.monotonic() - self.begin)
-        return "%d %%, %d done, %.1f/s, %d s left" % (
-            100 * spent / self.seconds, self.count(), self.count() / max(spent, 1e-3),
-            self.seconds - spent)
+        spent, count = max(time.monotonic() - self.begin, 1e-3), self.count()
+        share = min(1, count / self.total if self.total else spent / self.seconds)
+        left = "%d s left" % (spent / share - spent) if share > 0 else "no end in sight yet"
+        return "%d %%, %d done, %.1f/s, %s" % (100 * share, count, count / spent, left)
 
     def _run(self):
         terminal = sys.stderr.isatty()
