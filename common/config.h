@@ -115,6 +115,7 @@ struct ds4_config {
         int32_t blocks;
         int32_t hot_window;
         int32_t host_mb;
+        int32_t overcommit;
         int32_t disk_mb;
         char *disk_dir;
         int32_t disk_write_mbps;

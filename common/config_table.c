@@ -130,6 +130,8 @@ const struct ds4_setting ds4_settings[] = {
         "round the cache as the checkpoint was trained; auto = on for real checkpoints"),
     NUM(kv, blocks, "0", 0, INT32_MAX, "", "cache blocks on the device; 0 = as many as fit"),
     NUM(kv, hot_window, "120", 1, 128, "tokens", "a sequence can be cut back so far in place"),
+    NUM(kv, overcommit, "0", 0, 400, "%",
+        "cache promised to answers beyond what there is; when it runs out, the newest one waits"),
     NUM(kv, host_mb, "8192", 0, 16777216, "MiB",
         "host memory of all stages together for states to go back to; at most half of a host's"),
     NUM(kv, disk_mb, "0", 0, 1073741824, "MiB",

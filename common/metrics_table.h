@@ -97,9 +97,9 @@
       "Time from posting a step to its tokens")                                                    \
     X(PIPELINE_BUBBLE, "ds4_pipeline_bubble_ratio", GAUGE, NONE, "",                               \
       "Share of the stages' time, while steps were under way, that was not computing, over 10 s")  \
-    X(SEQS_PARKED, "ds4_seqs_parked_total", COUNTER, NONE, "reason=slow_client",                   \
-      "Sequences that paused because nobody takes their output")                                   \
-    X(PREEMPTIONS, "ds4_preemptions_total", COUNTER, NONE, "reason=slow_client|restart",           \
+    X(SEQS_PARKED, "ds4_seqs_parked_total", COUNTER, NONE, "reason=slow_client|capacity",          \
+      "Sequences that wait: nobody takes their output, or they gave way to others")                \
+    X(PREEMPTIONS, "ds4_preemptions_total", COUNTER, NONE, "reason=slow_client|restart|capacity",  \
       "Running sequences that lost their place on the stages")                                     \
     X(UNKNOWN_FIELDS, "ds4_request_unknown_fields_total", COUNTER, NONE,                           \
       "field=mirostat|typical_p|tfs_z|dynatemp_range|dry_multiplier|xtc_probability|samplers|"     \

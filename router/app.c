@@ -229,6 +229,7 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
         .itl_ms = c->sched.itl_ms,
         .replay = c->recovery.mode == DS4_LOST_REPLAY,
         .inflight = c->sched.inflight,
+        .overcommit = c->kv.overcommit,
         .hot_window_tok = c->kv.hot_window,
         .vocab = app->shape.n_vocab,
         .step_ms = c->watchdog.step_s * 1000,

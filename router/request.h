@@ -223,8 +223,10 @@ struct ds4_request {
     uint64_t seq; /* sequence that runs it, 0 = none */
     struct ds4_usage usage;
     struct ds4_timing timing;
-    DS4_VEC(int32_t) history; /* owned: prompt and answer so far, of a request that is replayed */
-    int32_t n_replay;         /* generations it has survived */
+    DS4_VEC(int32_t)
+    history;          /* owned: prompt and answer so far, of one that begins again; else empty */
+    bool parked;      /* waits because it gave way: for as long as it takes */
+    int32_t n_replay; /* generations it has survived */
     bool paused;
     bool delivering; /* inside a sink callback */
     bool cancel_asked;

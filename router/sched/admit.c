@@ -22,6 +22,14 @@ static struct tokens tokens_of(const struct ds4_request *req)
     return (struct tokens){req->prompt, req->n_prompt};
 }
 
+/* Rows that must be had whatever others do: what is known of it, and enough to get on. */
+static int32_t firm_of(const struct ds4_sched *s, const struct ds4_request *req)
+{
+    int32_t cap = ds4_engine_cap(s, req), firm = tokens_of(req).n + DS4_BLOCK_TOK;
+
+    return firm < cap ? firm : cap;
+}
+
 /* A live lease for the request: the hit's slot, cut back, or another one.  NULL: not now. */
 static const struct ds4_kv_lease *get_lease(struct ds4_sched *s, const struct ds4_request *req,
                                             struct ds4_prefix_hit *hit, struct ds4_err *err)
@@ -29,6 +37,7 @@ static const struct ds4_kv_lease *get_lease(struct ds4_sched *s, const struct ds
     const struct ds4_kv_ask ask = {
         .cap_tok = ds4_engine_cap(s, req),
         .start_tok = hit->start,
+        .firm_tok = firm_of(s, req),
         .shared = s->shared,
     };
     const struct ds4_kv_lease *lease;
@@ -144,13 +153,17 @@ static bool must_start_over(const struct ds4_sched *s, const struct ds4_prefix_h
 
 /* The last stage samples by what was said before: new tokens or, where repetitions are punished, all of
  * them.  It knows those that ran in the slot, not what lies before a point. */
+static int32_t needed_from(const struct ds4_request *req)
+{
+    return req->sampling.repetition_penalty != 1 ? 0 : req->n_prompt;
+}
+
 static bool lacks_history(const struct ds4_sched *s, const struct ds4_request *req,
                           const struct ds4_prefix_hit *hit)
 {
-    int32_t needed_from = req->sampling.repetition_penalty != 1 ? 0 : req->n_prompt;
     int32_t ran_from = hit->hot >= 0 ? s->prefix.hot.ptr[hit->hot].install_pos : hit->run;
 
-    return ran_from > needed_from;
+    return ran_from > needed_from(req);
 }
 
 bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns)
@@ -171,10 +184,14 @@ bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns)
     hit = ds4_prefix_find(&s->prefix, known.ptr, req->no_cache_reads ? 0 : known.n, req->salt);
     if (!req->no_cache_reads && better_one_is_draining(s, req, hit.start))
         return false;
+    if (lacks_history(s, req, &hit)) /* of one that begins again, the answer is run anew */
+        hit =
+            ds4_prefix_find(&s->prefix, known.ptr,
+                            needed_from(req) < known.n ? needed_from(req) + 1 : known.n, req->salt);
     if (lacks_history(s, req, &hit))
         hit = ds4_prefix_find(&s->prefix, known.ptr, 0, req->salt);
     lease = get_lease(s, req, &hit, &err);
-    if (lease == NULL && must_start_over(s, &hit)) {
+    if (lease == NULL && (err.code == DS4_E_NOMEM || must_start_over(s, &hit))) {
         hit = ds4_prefix_find(&s->prefix, req->prompt, 0, req->salt);
         lease = get_lease(s, req, &hit, &err);
     }
@@ -184,13 +201,13 @@ bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns)
         return false;
     }
     ds4_engine_take(s, req, known.n - hit.run);
-    if (req->n_replay == 0)
+    if (req->history.len == 0)
         req->timing.admitted_ns = now_ns;
     if (make_seq(s, req, lease, &hit, &err) == NULL) {
         ds4_engine_finish(s, req, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
         return true;
     }
-    if (req->n_replay > 0)
+    if (req->history.len > 0)
         return true; /* the client has been told before */
     req->usage.prompt_tok = req->n_prompt;
     req->usage.cached_tok = hit.run;

@@ -4,10 +4,12 @@
  * carries its references, counted by kind; a change of them moves the block between the classes free,
  * live, cached and io, and nothing else does (`refer`).  Then check_sums() compares the class counters
  * with the stack: two books that must agree.
- * Invariant: n_free_id + live + cached + io == n_blocks and promised <= n_free_id, so a fill of a
- * promised block always finds an id.  A broken sum is remembered (`broken`), never asserted away: the
+ * Invariant: n_free_id + live + cached + io == n_blocks, firm <= n_free_id and promised <= n_free_id + extra, so a
+ * fill of a firm block always finds an id, and of any promised one without overcommit (extra = 0).  A broken sum is remembered (`broken`), never asserted away: the
  * caller sees it in ds4_budget_is_broken and the metric of invariant failures. */
 #include "router/sched/budget.h"
+
+#include "common/fault.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -31,6 +33,8 @@ struct ds4_budget {
     int32_t max_tok;
     int32_t table_len; /* blocks of max_tok: row length of `table` */
     int32_t promised;
+    int32_t firm;           /* of them those that must exist: <= n_free_id */
+    int32_t extra;          /* promised may exceed n_free_id by so many */
     int32_t count[N_CLASS]; /* blocks of each class but free: those are n_free_id */
     int32_t slots_live;
     int32_t slots_hot;
@@ -46,7 +50,8 @@ static void check_sums(struct ds4_budget *b)
 {
     if (b->n_free_id + b->count[CLASS_LIVE] + b->count[CLASS_CACHED] + b->count[CLASS_IO] !=
             b->n_blocks ||
-        b->promised < 0 || b->promised > b->n_free_id || b->slots_live + b->slots_hot > b->n_slots)
+        b->firm < 0 || b->firm > b->promised || b->firm > b->n_free_id ||
+        b->promised > b->n_free_id + b->extra || b->slots_live + b->slots_hot > b->n_slots)
         b->broken = true;
     assert(!b->broken);
 }
@@ -103,6 +108,11 @@ static int32_t take_id(struct ds4_budget *b, const struct ds4_kv_lease *lease)
     refer(b, id, REF_LEASE, 1);
     b->block[id].writer = lease->slot;
     return id;
+}
+
+void ds4_budget_overcommit(struct ds4_budget *b, int32_t n_blocks)
+{
+    b->extra = n_blocks;
 }
 
 int32_t ds4_budget_blocks(int32_t cap_tok)
@@ -179,8 +189,8 @@ static int refuse_busy(const struct ds4_budget *b, int32_t need, struct ds4_err 
     return ds4_fail(err, DS4_E_BUSY,
                     "need %d cache blocks and a slot: %d blocks free, %d promised, %d reclaimable, "
                     "%d of %d slots free",
-                    need, b->n_free_id - b->promised, b->promised, b->count[CLASS_CACHED],
-                    b->n_slots - b->slots_live - b->slots_hot, b->n_slots);
+                    need, b->promised < b->n_free_id ? b->n_free_id - b->promised : 0, b->promised,
+                    b->count[CLASS_CACHED], b->n_slots - b->slots_live - b->slots_hot, b->n_slots);
 }
 
 /* Blocks that start_tok leaves whole: they are read and never written. */
@@ -207,6 +217,24 @@ int32_t ds4_budget_need(const struct ds4_budget *b, const struct ds4_kv_ask *ask
     return ds4_budget_blocks(ask->cap_tok) - whole_blocks(ask) - (can_take_pen(b, ask) ? 1 : 0);
 }
 
+/* Of the need, what must not be promised twice. */
+static int32_t firm_need(const struct ds4_budget *b, const struct ds4_kv_ask *ask)
+{
+    int32_t firm = ds4_budget_need(b, ask), later = ask->cap_tok - ask->firm_tok;
+
+    if (ask->firm_tok > 0 && later > 0)
+        firm -= ds4_budget_blocks(ask->cap_tok) - ds4_budget_blocks(ask->firm_tok);
+    return firm > 0 ? firm : 0;
+}
+
+int32_t ds4_budget_short(const struct ds4_budget *b, const struct ds4_kv_ask *ask)
+{
+    int32_t all = ds4_budget_need(b, ask) - (b->n_free_id - b->promised + b->extra);
+    int32_t firm = firm_need(b, ask) - (b->n_free_id - b->firm);
+
+    return all > firm ? all : firm;
+}
+
 static int check_ask(const struct ds4_budget *b, const struct ds4_kv_ask *ask, struct ds4_err *err)
 {
     if (ds4_budget_fits(b, ask->cap_tok, err) != 0)
@@ -227,6 +255,7 @@ static void grant(struct ds4_budget *b, struct ds4_kv_lease *lease, const struct
 {
     int32_t *table = table_of(b, lease);
     int32_t need = ds4_budget_need(b, ask), whole = whole_blocks(ask);
+    int32_t firm = firm_need(b, ask);
 
     lease->state = DS4_LEASE_LIVE;
     lease->epoch++;
@@ -247,11 +276,23 @@ static void grant(struct ds4_budget *b, struct ds4_kv_lease *lease, const struct
         refer(b, lease->copy_from, REF_IO, 1); /* nobody may free it before the copy (I14) */
         table[lease->n_block++] = take_id(b, lease);
         need--;
+        firm -= firm > 0;
     }
     lease->n_promised = need;
     b->promised += need;
+    lease->n_firm = firm;
+    b->firm += firm;
     b->slots_live++;
     check_sums(b);
+}
+
+/* Only a build with faults has copies that fail: their blocks are part of the need. */
+static int check_copy(const struct ds4_budget *b, const struct ds4_kv_ask *ask, struct ds4_err *err)
+{
+    if (ask->start_tok % DS4_BLOCK_TOK == 0 || can_take_pen(b, ask) || !DS4_FAULT_POINT(COW_FAIL))
+        return 0;
+    return ds4_fail(err, DS4_E_NOMEM, "block %d could not be copied",
+                    ask->shared[whole_blocks(ask)]);
 }
 
 const struct ds4_kv_lease *ds4_budget_reserve(struct ds4_budget *b, const struct ds4_kv_ask *ask,
@@ -259,12 +300,12 @@ const struct ds4_kv_lease *ds4_budget_reserve(struct ds4_budget *b, const struct
 {
     struct ds4_kv_lease *lease = NULL;
 
-    if (check_ask(b, ask, err) != 0)
+    if (check_ask(b, ask, err) != 0 || check_copy(b, ask, err) != 0)
         return NULL;
     for (int32_t s = 0; s < b->n_slots && lease == NULL; s++)
         if (b->lease[s].state == DS4_LEASE_FREE)
             lease = &b->lease[s];
-    if (lease == NULL || ds4_budget_need(b, ask) > b->n_free_id - b->promised) {
+    if (lease == NULL || ds4_budget_short(b, ask) > 0 || DS4_FAULT_POINT(RESERVE_FAIL)) {
         refuse_busy(b, ds4_budget_need(b, ask), err);
         return NULL;
     }
@@ -279,9 +320,9 @@ int ds4_budget_resume(struct ds4_budget *b, const struct ds4_kv_lease *held,
 
     if (lease->state != DS4_LEASE_HOT)
         return ds4_fail(err, DS4_E_BUG, "slot %d is not hot", lease->slot);
-    if (check_ask(b, ask, err) != 0)
+    if (check_ask(b, ask, err) != 0 || check_copy(b, ask, err) != 0)
         return -1;
-    if (ds4_budget_need(b, ask) > b->n_free_id - b->promised)
+    if (ds4_budget_short(b, ask) > 0 || DS4_FAULT_POINT(RESERVE_FAIL))
         return refuse_busy(b, ds4_budget_need(b, ask), err);
     b->slots_hot--;
     grant(b, lease, ask);
@@ -313,10 +354,17 @@ int ds4_budget_fill(struct ds4_budget *b, const struct ds4_kv_lease *held, int32
         return ds4_fail(err, DS4_E_BUG, "slot %d: %d tokens wanted, the lease covers %d",
                         lease->slot, upto_tok, lease->state == DS4_LEASE_LIVE ? lease->cap_tok : 0);
     while (lease->n_block < want) {
-        if (lease->n_promised < 1 || b->n_free_id < 1) {
+        bool firm = lease->n_firm > 0;
+
+        if (lease->n_promised < 1 || (b->extra == 0 && b->n_free_id < 1)) {
             b->broken = true;
             return ds4_fail(err, DS4_E_BUG, "slot %d: a promised block is missing", lease->slot);
         }
+        if ((!firm && b->n_free_id <= b->firm) || DS4_FAULT_POINT(GROW_FAIL))
+            return ds4_fail(err, DS4_E_BUSY, "slot %d: no cache block is free for position %d",
+                            lease->slot, lease->n_block * DS4_BLOCK_TOK);
+        lease->n_firm -= firm;
+        b->firm -= firm;
         lease->n_promised--;
         b->promised--;
         table[lease->n_block++] = take_id(b, lease);
@@ -361,7 +409,9 @@ static void give_back(struct ds4_budget *b, struct ds4_kv_lease *lease)
         refer(b, id, REF_LEASE, -1);
     }
     b->promised -= lease->n_promised;
+    b->firm -= lease->n_firm;
     lease->n_promised = 0;
+    lease->n_firm = 0;
     lease->cap_tok = 0;
     lease->start_tok = 0;
     b->slots_live--;
@@ -453,10 +503,13 @@ bool ds4_budget_holds(const struct ds4_budget *b, int32_t slot, uint32_t epoch)
 
 void ds4_budget_sums(const struct ds4_budget *b, struct ds4_budget_sums *sums)
 {
+    int32_t over = b->promised > b->n_free_id ? b->promised - b->n_free_id : 0;
+
     *sums = (struct ds4_budget_sums){
         .total = b->n_blocks,
-        .free = b->n_free_id - b->promised,
-        .promised = b->promised,
+        .free = b->n_free_id - b->promised + over,
+        .promised = b->promised - over,
+        .over = over,
         .live = b->count[CLASS_LIVE],
         .cached = b->count[CLASS_CACHED],
         .io = b->count[CLASS_IO],
@@ -507,7 +560,7 @@ static int check_blocks(const struct ds4_budget *b, int32_t *lease_refs, struct 
 
 int ds4_budget_check(const struct ds4_budget *b, struct ds4_err *err)
 {
-    int32_t promised = 0, live = 0, hot = 0;
+    int32_t promised = 0, firm = 0, live = 0, hot = 0;
     int32_t *lease_refs;
     int rc;
 
@@ -522,13 +575,15 @@ int ds4_budget_check(const struct ds4_budget *b, struct ds4_err *err)
         for (int32_t i = 0; i < lease->n_block; i++)
             lease_refs[lease->block[i]]++;
         promised += lease->n_promised;
+        firm += lease->n_firm;
         live += lease->state == DS4_LEASE_LIVE;
         hot += lease->state == DS4_LEASE_HOT;
     }
     rc = check_blocks(b, lease_refs, err);
     free(lease_refs);
-    if (rc == 0 && (promised != b->promised || promised > b->n_free_id || live != b->slots_live ||
-                    hot != b->slots_hot))
+    if (rc == 0 &&
+        (promised != b->promised || promised > b->n_free_id + b->extra || firm != b->firm ||
+         firm > b->n_free_id || live != b->slots_live || hot != b->slots_hot))
         rc = ds4_fail(err, DS4_E_BUG, "ledger: %d promised, %d slots live, %d hot; books: %d %d %d",
                       promised, live, hot, b->promised, b->slots_live, b->slots_hot);
     return rc;
@@ -537,7 +592,7 @@ int ds4_budget_check(const struct ds4_budget *b, struct ds4_err *err)
 uint64_t ds4_budget_digest(const struct ds4_budget *b)
 {
     XXH64_hash_t h = XXH3_64bits(b->free_id, (size_t)b->n_free_id * sizeof(*b->free_id));
-    int32_t counts[] = {b->promised, b->slots_live, b->slots_hot, b->n_free_id};
+    int32_t counts[] = {b->promised, b->firm, b->slots_live, b->slots_hot, b->n_free_id};
 
     h = XXH3_64bits_withSeed(counts, sizeof(counts), h);
     h = XXH3_64bits_withSeed(b->count, sizeof(b->count), h);

@@ -18,6 +18,9 @@
  * starts in the middle of a block takes over the pen if nobody holds it and nothing lies behind the
  * place, and else gets a block of his own and an order to copy.
  *
+ * Overcommit (off unless ds4_budget_overcommit says otherwise): more may be promised than there is, but never
+ * of what an ask calls firm; a fill beyond that can then be refused for now, and somebody has to give way.
+ *
  * Ledger: n_blocks = free + promised + live + cached + io; it is checked after every transition, and a
  * refusal changes nothing.  Pure; O(1) per call beyond the blocks that move. */
 #ifndef DS4_ROUTER_SCHED_BUDGET_H
@@ -45,6 +48,7 @@ struct ds4_kv_lease {
     int32_t n_block;      /* ids given so far, shared ones included */
     const int32_t *block; /* [n_block], position p lies in block[p / DS4_BLOCK_TOK] */
     int32_t n_promised;   /* ids still to come */
+    int32_t n_firm;       /* of them those that exist for certain */
     int32_t copy_from; /* >= 0: block[start_tok / DS4_BLOCK_TOK] must first become a copy of it */
 };
 
@@ -52,12 +56,14 @@ struct ds4_kv_lease {
 struct ds4_kv_ask {
     int32_t cap_tok;
     int32_t start_tok; /* 0 = nothing exists */
+    int32_t firm_tok;  /* rows below are certain even with overcommit; 0 = all */
     const int32_t
         *shared; /* [blocks of start_tok]: the cached blocks, the one cut by start_tok last */
 };
 
 struct ds4_budget_sums {
     int32_t total, free, promised, live, cached, io;
+    int32_t over; /* promised beyond what there is */
     int32_t slots_total, slots_free, slots_live, slots_hot;
 };
 
@@ -65,6 +71,9 @@ struct ds4_budget_sums {
 struct ds4_budget *ds4_budget_new(int32_t n_blocks, int32_t n_slots, int32_t max_tok,
                                   struct ds4_err *err);
 void ds4_budget_free(struct ds4_budget *budget);
+
+/* So many blocks may be promised beyond those there are. */
+void ds4_budget_overcommit(struct ds4_budget *budget, int32_t n_blocks);
 
 /* Blocks that cap_tok positions need. */
 int32_t ds4_budget_blocks(int32_t cap_tok);
@@ -75,6 +84,8 @@ int ds4_budget_fits(const struct ds4_budget *budget, int32_t cap_tok,
 
 /* Blocks that are not there yet: what has to be free for `ask`. */
 int32_t ds4_budget_need(const struct ds4_budget *budget, const struct ds4_kv_ask *ask);
+/* How many more than now would have to be free for `ask` to be granted; <= 0: none. */
+int32_t ds4_budget_short(const struct ds4_budget *budget, const struct ds4_kv_ask *ask);
 
 /* One slot and the promise of all blocks, or NULL: DS4_E_INVALID as above, DS4_E_BUSY naming need, free,
  * promised and what eviction could give, DS4_E_BUG for shared blocks nobody holds. */
@@ -91,8 +102,9 @@ int ds4_budget_resume(struct ds4_budget *budget, const struct ds4_kv_lease *leas
 void ds4_budget_copied(struct ds4_budget *budget, const struct ds4_kv_lease *lease);
 
 /* Turns promises into ids until positions below upto_tok are covered.  *first is the index of the first
- * new id, *n their number (0 if covered already).  Cannot fail for upto_tok <= cap_tok of a live
- * lease; anything else is DS4_E_BUG. */
+ * new id, *n their number (0 if covered already).  Without overcommit it cannot fail for upto_tok <= cap_tok
+ * of a live lease; with it, DS4_E_BUSY: no block is free now, those given so far stay.  Anything else is
+ * DS4_E_BUG. */
 int ds4_budget_fill(struct ds4_budget *budget, const struct ds4_kv_lease *lease, int32_t upto_tok,
                     int32_t *first, int32_t *n, struct ds4_err *err) DS4_MUST_CHECK;
 

@@ -88,10 +88,10 @@ void ds4_count_preempted(struct ds4_metrics *m, const char *reason)
     ds4_metric_add(m, DS4_M_PREEMPTIONS, 1, reason);
 }
 
-void ds4_count_parked(struct ds4_metrics *m)
+void ds4_count_parked(struct ds4_metrics *m, const char *reason)
 {
-    ds4_metric_add(m, DS4_M_SEQS_PARKED, 1, "slow_client");
-    ds4_count_preempted(m, "slow_client");
+    ds4_metric_add(m, DS4_M_SEQS_PARKED, 1, reason);
+    ds4_count_preempted(m, reason);
 }
 
 static const char *mode_text(const struct ds4_request *req)

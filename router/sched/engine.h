@@ -1,4 +1,4 @@
-/* What the parts of the engine share: sched.c (generations, requests, ends), queue.c, replay.c, admit.c, step.c (posting
+/* What the parts of the engine share: sched.c (generations, requests, ends), queue.c, replay.c, admit.c, grow.c (who gives way), step.c (posting
  * and acknowledging), keep.c (what stays of a sequence), count.c (metrics).  Nobody else includes this. */
 #ifndef DS4_ROUTER_SCHED_ENGINE_H
 #define DS4_ROUTER_SCHED_ENGINE_H
@@ -170,6 +170,11 @@ void ds4_engine_find_marks(struct ds4_sched *s, struct ds4_seq *seq);
 void ds4_engine_cut_points(struct ds4_sched *s, struct ds4_seq *seq, int32_t keep);
 /* The slot of a finished sequence is given up; its rows stay. */
 void ds4_engine_drop_hot(struct ds4_sched *s, int32_t index);
+/* Takes a victim of the index out, and the slots whose state hangs on it. */
+void ds4_engine_evict(struct ds4_sched *s, struct ds4_prefix_node *victim);
+/* Blocks for what the first n picks write (grow.c).  Where the cache was promised twice and runs out, the
+ * newest sequence is put back into the queue with its tokens; returns how many picks are left. */
+int32_t ds4_engine_grow(struct ds4_sched *s, int32_t n, int64_t now_ns);
 /* Room for what `hit` leaves to be had, by eviction if needed.  -1 with DS4_E_BUSY: not now, and nothing was
  * touched.  Evicting may move hit->hot. */
 int ds4_engine_make_room(struct ds4_sched *s, const struct ds4_kv_ask *ask, uint64_t affinity,
@@ -188,7 +193,7 @@ void ds4_count_burst(struct ds4_metrics *m, int32_t n_token, int64_t gap_ns);
 /* A running sequence lost its place on the stages: "slow_client" (paused), "restart". */
 void ds4_count_preempted(struct ds4_metrics *m, const char *reason);
 /* One paused for a client that does not read; counted as preempted too. */
-void ds4_count_parked(struct ds4_metrics *m);
+void ds4_count_parked(struct ds4_metrics *m, const char *reason);
 void ds4_count_done(struct ds4_metrics *m, const struct ds4_request *req, enum ds4_end end,
                     enum ds4_reason reason, enum ds4_request_state phase);
 

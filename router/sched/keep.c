@@ -321,7 +321,7 @@ void ds4_engine_drop_hot(struct ds4_sched *s, int32_t index)
 
 /* ---- room ------------------------------------------------------------------------------------------ */
 
-static void evict_node(struct ds4_sched *s, struct ds4_prefix_node *victim)
+void ds4_engine_evict(struct ds4_sched *s, struct ds4_prefix_node *victim)
 {
     int32_t hot;
 
@@ -335,24 +335,23 @@ int ds4_engine_make_room(struct ds4_sched *s, const struct ds4_kv_ask *ask, uint
                          struct ds4_prefix_hit *hit, struct ds4_err *err)
 {
     const struct ds4_kv_lease *mine = hit->hot >= 0 ? s->prefix.hot.ptr[hit->hot].lease : NULL;
-    int32_t need = ds4_budget_need(s->budget, ask), spare = 0;
+    int32_t lacking = ds4_budget_short(s->budget, ask), spare = 0;
     struct ds4_budget_sums sums;
     struct ds4_prefix_node *victim;
 
     ds4_budget_sums(s->budget, &sums);
-    if (need > sums.free)
+    if (lacking > 0)
         spare = ds4_prefix_reclaimable(&s->prefix);
-    if (need > sums.free + spare ||
+    if (lacking > spare ||
         (mine == NULL && sums.slots_free == 0 && ds4_prefix_coldest(&s->prefix, -1, affinity) < 0))
         return ds4_fail(err, DS4_E_BUSY,
                         "need %d cache blocks and a slot: %d blocks free, %d promised, %d "
                         "reclaimable, %d of %d slots free",
-                        need, sums.free, sums.promised, spare, sums.slots_free + sums.slots_hot,
-                        sums.slots_total);
-    while (need > sums.free && (victim = ds4_prefix_victim(&s->prefix)) != NULL) {
-        evict_node(s, victim);
-        ds4_budget_sums(s->budget, &sums);
-    }
+                        ds4_budget_need(s->budget, ask), sums.free, sums.promised + sums.over,
+                        spare, sums.slots_free + sums.slots_hot, sums.slots_total);
+    while (ds4_budget_short(s->budget, ask) > 0 && (victim = ds4_prefix_victim(&s->prefix)) != NULL)
+        ds4_engine_evict(s, victim);
+    ds4_budget_sums(s->budget, &sums);
     if (mine == NULL && sums.slots_free == 0) {
         int32_t hot = ds4_prefix_coldest(&s->prefix, -1, affinity);
 

@@ -73,7 +73,7 @@ struct ds4_request *ds4_engine_next(struct ds4_sched *s, int64_t now_ns)
         int64_t waited_ms = (now_ns - req->timing.queued_ns) / DS4_NS_PER_MS;
         int64_t rank = standing(s, req) - waited_ms * DS4_AGING_TOK_PER_S / 1000;
 
-        if (req->n_replay > 0) /* it has begun to answer: before all others */
+        if (req->history.len > 0) /* it has begun to answer: before all others */
             rank = INT64_MIN + (req->timing.queued_ns & INT64_MAX) / 2;
         if (next == NULL || rank < best) {
             next = req;
@@ -85,20 +85,25 @@ struct ds4_request *ds4_engine_next(struct ds4_sched *s, int64_t now_ns)
 
 void ds4_engine_take(struct ds4_sched *s, struct ds4_request *req, int32_t n_tok)
 {
+    req->parked = false;
     s->spent_floor = standing(s, req);
     ds4_engine_charge(s, req, n_tok);
     ds4_engine_unlink(s, req);
 }
 
-/* One limit for all.  Who was refused for memory hears so, with the numbers. */
+/* One limit for all but those that gave way to others.  Who was refused for memory hears so, with the numbers. */
 void ds4_engine_expire(struct ds4_sched *s, int64_t now_ns)
 {
-    while (s->head != NULL &&
-           now_ns - s->head->timing.queued_ns >= s->config.queue_ms * DS4_NS_PER_MS) {
-        struct ds4_request *req = s->head;
+    struct ds4_request *req = s->head;
+
+    while (req != NULL && now_ns - req->timing.queued_ns >= s->config.queue_ms * DS4_NS_PER_MS) {
         enum ds4_reason reason = DS4_REASON_QUEUE_TIMEOUT;
         struct ds4_err err = {0};
 
+        if (req->parked) {
+            req = req->next;
+            continue;
+        }
         if (s->short_of == req) {
             reason = DS4_REASON_KV_CAPACITY;
             err = s->shortage;
@@ -107,6 +112,7 @@ void ds4_engine_expire(struct ds4_sched *s, int64_t now_ns)
         }
         ds4_engine_unlink(s, req);
         ds4_engine_finish(s, req, DS4_END_ERROR, reason, -1, now_ns, &err);
+        req = s->head; /* a callback may have changed the queue */
     }
 }
 

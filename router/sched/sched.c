@@ -168,6 +168,8 @@ int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form,
     s->budget = ds4_budget_new(form->n_blocks, form->n_slots, form->context_tok, err);
     if (s->budget == NULL)
         return -1;
+    ds4_budget_overcommit(s->budget,
+                          (int32_t)((int64_t)form->n_blocks * s->config.overcommit / 100));
     if (host != NULL && host->hot_tok > 0 && host->hot_tok < s->config.hot_window_tok)
         s->config.hot_window_tok = host->hot_tok;
     ds4_points_init(&s->points, host);
@@ -473,7 +475,7 @@ void ds4_sched_pause(struct ds4_sched *s, struct ds4_request *req, bool paused)
         return;
     seq->paused = paused;
     if (paused)
-        ds4_count_parked(s->config.metrics);
+        ds4_count_parked(s->config.metrics, "slow_client");
 }
 
 /* ---- one turn of the loop ------------------------------------------------------------------------- */

@@ -36,6 +36,7 @@ struct ds4_sched_config {
     int32_t chunk_tok;       /* prompt tokens per step [512] */
     int32_t itl_ms;          /* aim for a step with decodes; 0 = none [0] */
     int32_t inflight;        /* steps posted at once [stages, at least 2] */
+    int32_t overcommit;      /* cache blocks promised beyond those there are, in percent [0] */
     int32_t hot_window_tok;  /* a sequence can be cut back so far in place [120] */
     int32_t vocab;           /* ids are 0 .. vocab - 1; required */
     int32_t step_ms;         /* a decode step may take so long [30000] */

@@ -301,6 +301,7 @@ bool ds4_engine_post(struct ds4_sched *s, int64_t now_ns)
         return false;
     s->batch.mixed_tok = mixed_rows(s);
     n = ds4_batch_next(&s->batch, s->next_step, s->pick);
+    n = ds4_engine_grow(s, n, now_ns);
     if (n == 0)
         return false;
     posted = &s->posted[(s->first_posted + s->n_posted) % s->max_inflight];
@@ -356,7 +357,7 @@ static void report_progress(struct ds4_sched *s, struct ds4_seq *seq, int64_t no
 {
     struct ds4_request *req = seq->req;
 
-    if (req->sink.progress == NULL || req->n_replay > 0)
+    if (req->sink.progress == NULL || req->history.len > 0)
         return;
     req->delivering = true;
     req->sink.progress(req->sink.owner, seq->n_acked, req->n_prompt, req->usage.cached_tok);
