@@ -192,7 +192,7 @@ void ds4_count_trip(struct ds4_metrics *m, const struct ds4_request *req,
 void ds4_count_burst(struct ds4_metrics *m, int32_t n_token, int64_t gap_ns);
 /* A running sequence lost its place on the stages: "slow_client" (paused), "restart". */
 void ds4_count_preempted(struct ds4_metrics *m, const char *reason);
-/* One paused for a client that does not read; counted as preempted too. */
+/* One waits for a client that does not read, or gave way ("capacity"); counted as preempted too. */
 void ds4_count_parked(struct ds4_metrics *m, const char *reason);
 void ds4_count_done(struct ds4_metrics *m, const struct ds4_request *req, enum ds4_end end,
                     enum ds4_reason reason, enum ds4_request_state phase);
