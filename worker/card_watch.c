@@ -19,14 +19,15 @@
 #define TURN_MS  1000
 #define READ_MS  5000
 #define STALE_MS 15000
-#define JOIN_MS  2500
+#define END_MS   2500
 
 struct ds4_card_watch {
     struct ds4_nvml *nvml; /* the thread's, once it runs */
     pthread_t thread;
     pthread_mutex_t lock; /* guards all below */
-    pthread_cond_t stopped;
+    pthread_cond_t changed;
     bool stop;
+    bool ended;      /* the thread is on its last lines */
     int64_t read_ns; /* when `card` was filled */
     struct ds4_card_state card;
     struct ds4_err trouble; /* DS4_OK: none */
@@ -90,7 +91,7 @@ static bool rest(struct ds4_card_watch *watch, struct ds4_deadline turn)
     bool stop;
 
     pthread_mutex_lock(&watch->lock);
-    while (!watch->stop && pthread_cond_clockwait(&watch->stopped, &watch->lock, CLOCK_MONOTONIC,
+    while (!watch->stop && pthread_cond_clockwait(&watch->changed, &watch->lock, CLOCK_MONOTONIC,
                                                   &until) != ETIMEDOUT)
         continue;
     stop = watch->stop;
@@ -116,6 +117,10 @@ static void *run(void *arg)
             take_values(watch);
         }
     } while (rest(watch, turn));
+    pthread_mutex_lock(&watch->lock);
+    watch->ended = true;
+    pthread_cond_broadcast(&watch->changed);
+    pthread_mutex_unlock(&watch->lock);
     return NULL;
 }
 
@@ -132,7 +137,7 @@ struct ds4_card_watch *ds4_card_watch_new(const char *library, const char *pci_a
     if (watch->nvml == NULL)
         goto fail;
     (void)pthread_mutex_init(&watch->lock, NULL);
-    (void)pthread_cond_init(&watch->stopped, NULL);
+    (void)pthread_cond_init(&watch->changed, NULL);
     take_values(watch);
     if (pthread_create(&watch->thread, NULL, run, watch) == 0)
         return watch;
@@ -145,18 +150,26 @@ fail:
 
 void ds4_card_watch_free(struct ds4_card_watch *watch)
 {
-    struct timespec until = ds4_deadline_timespec(ds4_deadline_in_ms(JOIN_MS));
+    struct timespec until = ds4_deadline_timespec(ds4_deadline_in_ms(END_MS));
+    bool ended;
 
     if (watch == NULL)
         return;
     pthread_mutex_lock(&watch->lock);
     watch->stop = true;
-    pthread_cond_signal(&watch->stopped);
+    pthread_cond_broadcast(&watch->changed);
+    while (!watch->ended && pthread_cond_clockwait(&watch->changed, &watch->lock, CLOCK_MONOTONIC,
+                                                   &until) != ETIMEDOUT)
+        continue;
+    ended = watch->ended;
     pthread_mutex_unlock(&watch->lock);
-    if (pthread_clockjoin_np(watch->thread, NULL, CLOCK_MONOTONIC, &until) != 0)
+    if (!ended) {
+        (void)pthread_detach(watch->thread);
         return;
+    }
+    (void)pthread_join(watch->thread, NULL);
     ds4_nvml_close(watch->nvml);
-    (void)pthread_cond_destroy(&watch->stopped);
+    (void)pthread_cond_destroy(&watch->changed);
     (void)pthread_mutex_destroy(&watch->lock);
     free(watch);
 }
