@@ -132,15 +132,16 @@ static double turn_seconds(const struct ds4_vocab *vocab, const struct ds4_ids *
     ds4_detok_init(&detok, vocab, true);
     begin = cpu_ns();
     for (size_t t = 0; t < ids->len && rc == 0; t++) {
-        struct ds4_str text = {0};
+        struct ds4_detok_text piece = {0};
         if (work == PARSE)
-            text = ds4_vocab_piece(vocab, ids->ptr[t]);
+            piece.text = ds4_vocab_piece(vocab, ids->ptr[t]);
         else
-            rc = ds4_detok_next(&detok, ids->ptr[t], &scratch, &text, NULL);
-        if (rc == 0 && work != DETOKENISE) {
-            rc = ds4_stream_feed(s, text, &events, NULL);
-            ds4_events_clear(&events);
-        }
+            rc = ds4_detok_next(&detok, ids->ptr[t], &scratch, &piece, NULL);
+        if (work == PARSE)
+            rc = ds4_stream_feed(s, piece.text, &events, NULL);
+        else if (rc == 0 && work == BOTH)
+            rc = ds4_stream_feed_token(s, piece.text, piece.classes, &events, NULL);
+        ds4_events_clear(&events);
     }
     begin = cpu_ns() - begin;
     ds4_buf_deinit(&scratch);

@@ -198,20 +198,20 @@ static void emit(struct ds4_request *req)
 static int read_token(struct ds4_request *req, int32_t id, bool *fired, struct ds4_err *err)
 {
     struct ds4_watch_mark mark = {0};
-    struct ds4_str text;
+    struct ds4_detok_text piece;
 
     *fired = false;
     if (ds4_stream_place(req->parser) == DS4_PLACE_REASONING)
         req->usage.reasoning_tok++;
-    if (ds4_detok_next(req->detok, id, &req->text, &text, err) != 0)
+    if (ds4_detok_next(req->detok, id, &req->text, &piece, err) != 0)
         return -1;
     if (req->watch != NULL)
         mark = ds4_watch_before(req->parser, req->events);
-    if (ds4_stream_feed(req->parser, text, req->events, err) != 0)
+    if (ds4_stream_feed_token(req->parser, piece.text, piece.classes, req->events, err) != 0)
         return -1;
     if (req->watch == NULL || ds4_stream_ended(req->parser))
         return 0;
-    return ds4_watch_after(req->watch, &mark, text.len, req->parser, req->events, fired, err);
+    return ds4_watch_after(req->watch, &mark, piece.text.len, req->parser, req->events, fired, err);
 }
 
 static int32_t stop_index(const struct ds4_request *req, int32_t id)

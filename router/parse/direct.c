@@ -7,17 +7,11 @@
  * what is done here is exactly what the machine would do; whatever is not clear at a glance is left to it. */
 #include "common/json_write.h"
 #include "router/parse/state.h"
+#include "router/text/byte_class.h"
+#include "router/text/vocab.h"
 
-#define MAX_HELD_BYTES 3 /* a newline, and "</" */
-
-static unsigned classes_of(struct ds4_str text)
-{
-    unsigned classes = 0;
-
-    for (size_t i = 0; i < text.len; i++)
-        classes |= ds4_byte_class[(unsigned char)text.ptr[i]];
-    return classes;
-}
+#define MAX_HELD_BYTES  3 /* a newline, and "</" */
+#define MAX_QUICK_BYTES 32
 
 /* Text of the current channel; `classes` are at least its own. */
 static void put_text(struct ds4_stream *s, struct ds4_str text, unsigned classes)
@@ -117,7 +111,7 @@ struct ds4_str ds4_direct_read(struct ds4_stream *s, struct ds4_str text)
         else
             put_text(s, held, DS4_BYTE_LT | DS4_BYTE_VISIBLE);
     }
-    classes = classes_of(text);
+    classes = ds4_byte_classes(text);
     n = (classes & DS4_BYTE_LT) == 0 ? text.len : find_markup(s, text, string, &waits);
     out = string && n > 0 && text.ptr[n - 1] == '\n' ? n - 1 : n;
     move_on(s, out);
@@ -185,8 +179,10 @@ static bool hoard(struct ds4_stream *s, struct ds4_str text, unsigned classes)
 }
 
 /* The text, `held` bytes of a tag's beginning before it, n bytes of it; the rest waits. */
-static inline void put_quick(struct ds4_stream *s, struct ds4_str text, size_t held, size_t n,
-                             struct ds4_events *out)
+static inline __attribute__((always_inline)) void put_quick(struct ds4_stream *s,
+                                                            struct ds4_str text, size_t held,
+                                                            size_t n, bool slack,
+                                                            struct ds4_events *out)
 {
     bool string = s->quiet == DS4_QUIET_STRING;
     char *dst = ds4_events_extend(out, s->quiet_kind, string ? s->call.index : 0, held + n);
@@ -197,10 +193,68 @@ static inline void put_quick(struct ds4_stream *s, struct ds4_str text, size_t h
         dst[0] = '<';
     if (held > 1)
         dst[1] = '/';
-    ds4_buf_copy_few(dst + held, text.ptr, n);
+    if (slack && n <= DS4_TOKEN_SLACK_BYTES &&
+        out->text.cap - out->text.len > DS4_TOKEN_SLACK_BYTES)
+        memcpy(dst, text.ptr,
+               DS4_TOKEN_SLACK_BYTES); /* one move for any length; the end is overwritten */
+    else
+        ds4_buf_copy_few(dst + held, text.ptr, n);
+    out->text.ptr[out->text.len] = '\0';
     s->base = s->pos = s->scan = s->param.begin = s->base + held + n;
     if (!string)
         s->channels[s->channel].last = n > 0 ? text.ptr[n - 1] : dst[held - 1];
+}
+
+/* The escape of a byte as JSON has it; NUL for the bytes that need their number. */
+static char escape_letter(char c)
+{
+    switch (c) {
+    case '"':
+    case '\\':
+        return c;
+    case '\n':
+        return 'n';
+    case '\t':
+        return 't';
+    case '\r':
+        return 'r';
+    default:
+        return '\0';
+    }
+}
+
+/* A string grows by bytes that JSON escapes, or a newline waits: the last one is kept back. */
+static __attribute__((noinline)) bool quick_escaped(struct ds4_stream *s, struct ds4_str text,
+                                                    struct ds4_events *out)
+{
+    size_t held = s->in.len, n = text.len, len = 0;
+    char escaped[2 * (MAX_QUICK_BYTES + 1)];
+
+    if (n > MAX_QUICK_BYTES || (held > 0 && s->in.ptr[0] != '\n'))
+        return false;
+    if (text.ptr[n - 1] == '\n')
+        n--;
+    if (held > 0) {
+        escaped[len++] = '\\';
+        escaped[len++] = 'n';
+    }
+    for (size_t i = 0; i < n; i++) {
+        char c = text.ptr[i];
+        if ((ds4_byte_class[(unsigned char)c] & DS4_BYTE_ESCAPED) != 0) {
+            c = escape_letter(c);
+            if (c == '\0')
+                return false;
+            escaped[len++] = '\\';
+        }
+        escaped[len++] = c;
+    }
+    ds4_events_push_text(out, DS4_EVENT_CALL_ARGS, s->call.index, (struct ds4_str){escaped, len});
+    s->base = s->pos = s->param.begin = s->base + held + n;
+    ds4_buf_clear(&s->in);
+    if (n < text.len && ds4_buf_append_byte(&s->in, '\n') != 0)
+        s->failed = true;
+    s->scan = s->base + s->in.len;
+    return true;
 }
 
 /* A '<' waits or comes. */
@@ -210,6 +264,8 @@ static __attribute__((noinline)) bool quick_lt(struct ds4_stream *s, struct ds4_
     struct ds4_channel *ch = &s->channels[s->channel];
     size_t held = s->in.len, n = text.len;
 
+    if (held > 0 && s->in.ptr[0] == '\n')
+        return false;
     if (held > 0) {
         struct ds4_str rest = ds4_str_skip(text, held == 1 && text.ptr[0] == '/');
         if (rest.len == 0 || !is_no_tag(rest))
@@ -218,28 +274,31 @@ static __attribute__((noinline)) bool quick_lt(struct ds4_stream *s, struct ds4_
     if (!quick_len(text, &n))
         return false;
     if (held + n > 0)
-        put_quick(s, text, held, n, out);
+        put_quick(s, text, held, n, false, out);
     ds4_buf_clear(&s->in);
     if (n < text.len && ds4_buf_append_few(&s->in, ds4_str_skip(text, n)) != 0)
         s->failed = true;
     if (s->quiet == DS4_QUIET_TEXT && held + n > 0)
         ch->pseudo_left = ch->last == '<' ? ds4_pseudo_after_lt : NULL;
-    if (held > 0 || (classes_of(ds4_str_head(text, n)) & DS4_BYTE_VISIBLE) != 0)
+    if (held > 0 || (ds4_byte_classes(ds4_str_head(text, n)) & DS4_BYTE_VISIBLE) != 0)
         s->last = DS4_LAST_OTHER;
     return true;
 }
 
-bool ds4_direct_quick(struct ds4_stream *s, struct ds4_str text, struct ds4_events *out)
+bool ds4_direct_quick(struct ds4_stream *s, struct ds4_str text, unsigned classes, bool slack,
+                      struct ds4_events *out)
 {
-    unsigned classes = classes_of(text);
-
     if (s->quiet == DS4_QUIET_HOARD)
         return hoard(s, text, classes);
     if ((classes & s->loud) != 0)
         return false;
-    if ((classes & DS4_BYTE_LT) != 0 || s->in.len > 0)
-        return quick_lt(s, text, out);
-    put_quick(s, text, 0, text.len, out);
+    if ((classes & DS4_BYTE_LT) != 0 || s->in.len > 0 || (classes & s->escaped) != 0) {
+        if ((classes & DS4_BYTE_LT) == 0 && s->quiet == DS4_QUIET_STRING &&
+            (s->in.len == 0 || s->in.ptr[0] == '\n'))
+            return quick_escaped(s, text, out);
+        return (classes & s->escaped) == 0 && quick_lt(s, text, out);
+    }
+    put_quick(s, text, 0, text.len, slack, out);
     if ((classes & DS4_BYTE_VISIBLE) != 0)
         s->last = DS4_LAST_OTHER;
     return true;
@@ -252,6 +311,12 @@ static bool holds_lt(const struct ds4_stream *s)
 
     return s->in.len == 0 || (s->pos == s->base && in[0] == '<' &&
                               (s->in.len == 1 || (s->in.len == 2 && in[1] == '/')));
+}
+
+/* Or, in a string, one newline. */
+static bool holds_newline(const struct ds4_stream *s)
+{
+    return s->pos == s->base && s->in.len == 1 && s->in.ptr[0] == '\n';
 }
 
 /* How much a value that is not sent yet may still grow; 0 if it has a tag at its end. */
@@ -277,11 +342,13 @@ void ds4_direct_settle(struct ds4_stream *s)
         (reasoning || s->stop.n_strings == 0)) {
         s->quiet = DS4_QUIET_TEXT;
         s->loud = DS4_BYTE_NEWLINE | DS4_BYTE_D;
+        s->escaped = 0;
         s->quiet_kind = reasoning ? DS4_EVENT_REASONING : DS4_EVENT_CONTENT;
     } else if (s->state == DS4_STATE_VALUE && s->param.streamed) {
-        if (s->param.opened && holds_lt(s)) {
+        if (s->param.opened && (holds_lt(s) || holds_newline(s))) {
             s->quiet = DS4_QUIET_STRING;
-            s->loud = DS4_BYTE_ESCAPED;
+            s->loud = 0;
+            s->escaped = DS4_BYTE_ESCAPED;
             s->quiet_kind = DS4_EVENT_CALL_ARGS;
         }
     } else if (s->state == DS4_STATE_VALUE || s->state == DS4_STATE_NESTED_VALUE ||

@@ -6,49 +6,11 @@
  * is therefore PARTIAL, and the first byte that no shape allows is NONE. */
 #include "router/parse/marker.h"
 
+#include "router/text/byte_class.h"
+
 #include <strings.h>
 
 #define WORD_MAX_CHARS 32
-
-#define VISIBLE DS4_BYTE_VISIBLE
-#define CONTROL (DS4_BYTE_VISIBLE | DS4_BYTE_ESCAPED)
-#define BLANK   DS4_BYTE_ESCAPED
-#define MARK    (DS4_BYTE_VISIBLE | DS4_BYTE_MARK)
-
-/* MARK: think, tool_calls, invoke, parameter, calls, function_calls, DSML and the first bytes of the bars. */
-const uint8_t ds4_byte_class[256] = {
-    [0 ... 8] = CONTROL,
-    ['\t'] = BLANK,
-    ['\n'] = BLANK | DS4_BYTE_NEWLINE,
-    [11 ... 13] = BLANK,
-    [14 ... 31] = CONTROL,
-    [' '] = 0,
-    ['!'] = VISIBLE,
-    ['"'] = CONTROL,
-    ['#' ... ';'] = VISIBLE,
-    ['<'] = VISIBLE | DS4_BYTE_LT,
-    ['=' ... 'C'] = VISIBLE,
-    ['D'] = MARK | DS4_BYTE_D,
-    ['E' ... '['] = VISIBLE,
-    ['\\'] = CONTROL,
-    [']' ... 'b'] = VISIBLE,
-    ['c'] = MARK,
-    ['d' ... 'e'] = VISIBLE,
-    ['f'] = MARK,
-    ['g' ... 'h'] = VISIBLE,
-    ['i'] = MARK,
-    ['j' ... 'o'] = VISIBLE,
-    ['p'] = MARK,
-    ['q' ... 's'] = VISIBLE,
-    ['t'] = MARK,
-    ['u' ... '{'] = VISIBLE,
-    ['|'] = MARK,
-    ['}' ... 0xe1] = VISIBLE,
-    [0xe2] = MARK,
-    [0xe3 ... 0xee] = VISIBLE,
-    [0xef] = MARK,
-    [0xf0 ... 0xff] = VISIBLE,
-};
 
 /* Longest first where one is a prefix of another; U+FF5C and U+2581 spelled out. */
 static const struct {

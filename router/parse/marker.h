@@ -22,7 +22,6 @@
 
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 
 #define DS4_MARKER_MAX_CHARS 512
 
@@ -59,17 +58,6 @@ struct ds4_marker_rules {
     bool dsml;      /* DSML tags and plain closers: tools are declared */
     bool plain_xml; /* <invoke ..>, <parameter ..>, <tool_calls> as openers */
 };
-
-/* What a byte makes the readers of a text look out for; a text has the classes of all its bytes. */
-enum ds4_byte_class {
-    DS4_BYTE_LT = 1,      /* a tag may begin */
-    DS4_BYTE_NEWLINE = 2, /* a line ends */
-    DS4_BYTE_VISIBLE = 4, /* no blank */
-    DS4_BYTE_ESCAPED = 8, /* JSON does not take it as it is */
-    DS4_BYTE_D = 16,      /* DSML may begin */
-    DS4_BYTE_MARK = 32,   /* some marker goes on with it after '<' or '</' */
-};
-extern const uint8_t ds4_byte_class[256];
 
 /* No marker goes on with `rest` behind '<' or '</': true of most '<' of prose and code.  False says
  * nothing; `rest` is not empty. */

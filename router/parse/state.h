@@ -146,6 +146,7 @@ struct ds4_stream {
 
     enum ds4_quiet quiet;
     unsigned loud;                  /* classes of bytes that are not plain there */
+    unsigned escaped;               /* classes of bytes that go out escaped */
     enum ds4_event_kind quiet_kind; /* of the event that quiet text goes to */
     size_t quiet_room;              /* a hoard may grow by so much */
 
@@ -234,8 +235,10 @@ static inline void ds4_state_count(struct ds4_stream *s, enum ds4_parse_rule rul
 
 /* direct.c: reads what can be read where it lies, without the buffer; returns the rest. */
 struct ds4_str ds4_direct_read(struct ds4_stream *s, struct ds4_str text);
-/* The same for the most frequent cases alone, unless s->quiet says NOT; false: nothing was done. */
-bool ds4_direct_quick(struct ds4_stream *s, struct ds4_str text, struct ds4_events *out);
+/* The same for the most frequent cases alone, unless s->quiet says NOT; false: nothing was done.  `slack`: as
+ * for ds4_stream_feed_token. */
+bool ds4_direct_quick(struct ds4_stream *s, struct ds4_str text, unsigned classes, bool slack,
+                      struct ds4_events *out);
 /* To be called when the state has changed: sets s->quiet. */
 void ds4_direct_settle(struct ds4_stream *s);
 

@@ -5,6 +5,7 @@
  * change: a tag is taken when complete, and waited for exactly as long as it can still become one.
  * The diagram of the states is in state.h. */
 #include "router/parse/state.h"
+#include "router/text/byte_class.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -387,7 +388,17 @@ int ds4_stream_feed(struct ds4_stream *s, struct ds4_str text, struct ds4_events
 {
     if (text.len == 0)
         return 0;
-    if (s->quiet != DS4_QUIET_NOT && ds4_direct_quick(s, text, out))
+    if (s->quiet != DS4_QUIET_NOT && ds4_direct_quick(s, text, ds4_byte_classes(text), false, out))
+        return out->failed ? check(s, out, err) : 0;
+    return feed(s, text, out, err);
+}
+
+int ds4_stream_feed_token(struct ds4_stream *s, struct ds4_str text, unsigned classes,
+                          struct ds4_events *out, struct ds4_err *err)
+{
+    if (text.len == 0)
+        return 0;
+    if (s->quiet != DS4_QUIET_NOT && ds4_direct_quick(s, text, classes, true, out))
         return out->failed ? check(s, out, err) : 0;
     return feed(s, text, out, err);
 }

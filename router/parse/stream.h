@@ -98,6 +98,11 @@ void ds4_stream_free(struct ds4_stream *stream);
 int ds4_stream_feed(struct ds4_stream *stream, struct ds4_str text, struct ds4_events *out,
                     struct ds4_err *err) DS4_MUST_CHECK;
 
+/* The same for the text of one token, of which more is known (ds4_detok_next): the classes of its bytes, and
+ * that DS4_TOKEN_SLACK_BYTES may be read from its beginning. */
+int ds4_stream_feed_token(struct ds4_stream *stream, struct ds4_str text, unsigned classes,
+                          struct ds4_events *out, struct ds4_err *err) DS4_MUST_CHECK;
+
 /* The message is over though the engine may go on: a stop string or a turn marker came. */
 bool ds4_stream_ended(const struct ds4_stream *stream);
 

@@ -17,6 +17,7 @@ struct ds4_detok {
     bool skip_hidden;
     uint8_t n_held;
     char held[DS4_DETOK_HELD_BYTES];
+    char joined[DS4_TOKEN_SLACK_BYTES]; /* the character that ds4_detok_next has completed */
 };
 
 /* skip_hidden: BOS, EOS, padding and placeholders give no text (what a client reads); without it
@@ -28,23 +29,30 @@ void ds4_detok_init(struct ds4_detok *detok, const struct ds4_vocab *vocab, bool
 int ds4_detok_push(struct ds4_detok *detok, int32_t id, struct ds4_buf *out,
                    struct ds4_err *err) DS4_MUST_CHECK;
 
-/* The same as a view, which costs no copy for a token that is whole characters: of the vocabulary, or of
- * `scratch`, until the next call. */
+/* What a token completes. */
+struct ds4_detok_text {
+    struct ds4_str text; /* DS4_TOKEN_SLACK_BYTES may be read from its beginning */
+    unsigned classes;    /* of its bytes, enum ds4_byte_class */
+};
+
+/* The rest of ds4_detok_next. */
+int ds4_detok_next_part(struct ds4_detok *detok, int32_t id, struct ds4_buf *scratch,
+                        struct ds4_detok_text *out, struct ds4_err *err) DS4_MUST_CHECK;
+
+/* The same as a view, which costs no copy for a token that is whole characters: of the vocabulary, of
+ * `scratch` or of *detok, until the next call. */
 static inline int ds4_detok_next(struct ds4_detok *detok, int32_t id, struct ds4_buf *scratch,
-                                 struct ds4_str *text, struct ds4_err *err)
+                                 struct ds4_detok_text *out, struct ds4_err *err)
 {
     const struct ds4_vocab *vocab = detok->vocab;
-    int rc = 0;
+    unsigned traits = ds4_vocab_has(vocab, id) ? vocab->traits[id] : 0;
 
-    if (detok->n_held == 0 && ds4_vocab_has(vocab, id) &&
-        (vocab->traits[id] & (DS4_TOKEN_WHOLE | DS4_TOKEN_HIDDEN)) == DS4_TOKEN_WHOLE) {
-        *text = ds4_vocab_piece(vocab, id);
+    if (detok->n_held == 0 && (traits & (DS4_TOKEN_WHOLE | DS4_TOKEN_HIDDEN)) == DS4_TOKEN_WHOLE) {
+        out->text = ds4_vocab_piece(vocab, id);
+        out->classes = traits >> DS4_TOKEN_CLASS;
         return 0;
     }
-    ds4_buf_clear(scratch);
-    rc = ds4_detok_push(detok, id, scratch, err);
-    *text = ds4_buf_view(scratch);
-    return rc;
+    return ds4_detok_next_part(detok, id, scratch, out, err);
 }
 
 /* End of the sequence: an incomplete tail becomes one U+FFFD.  The state is then as after init. */

@@ -9,6 +9,7 @@
 #include "router/text/vocab.h"
 
 #include "common/utf8.h"
+#include "router/text/byte_class.h"
 
 #include <stdlib.h>
 
@@ -129,7 +130,7 @@ static int store_tokens(struct ds4_vocab *vocab, const struct ds4_vocab_entry *e
             return -1;
     if (total > UINT32_MAX)
         return ds4_fail(err, DS4_E_CORRUPT, "vocabulary text has %zu bytes, too many", total);
-    vocab->bytes = calloc(total + 1, 1);
+    vocab->bytes = calloc(total + DS4_TOKEN_SLACK_BYTES, 1);
     if (vocab->bytes == NULL)
         return ds4_fail(err, DS4_E_NOMEM, "no memory for %zu bytes of vocabulary", total);
     total = 0;
@@ -301,6 +302,7 @@ static void set_traits(struct ds4_vocab *vocab)
         vocab->traits[id] = ds4_utf8_valid(piece) ? DS4_TOKEN_WHOLE : 0;
         if (piece.len > 0 && ds4_utf8_cut_tail(piece) == piece.len)
             vocab->traits[id] |= DS4_TOKEN_CUT;
+        vocab->traits[id] |= (uint16_t)(ds4_byte_classes(piece) << DS4_TOKEN_CLASS);
         if (vocab->kind[id] == DS4_TOKEN_ADDED &&
             (id == vocab->special[DS4_SPECIAL_BOS] || id == vocab->special[DS4_SPECIAL_EOS] ||
              id == vocab->special[DS4_SPECIAL_PAD] || is_placeholder(piece)))

@@ -70,10 +70,10 @@ struct ds4_merge_slot {
 struct ds4_vocab {
     int32_t n_token;
     int32_t n_merge;
-    char *bytes;                  /* all tokens, back to back */
+    char *bytes;                  /* all tokens, back to back; DS4_TOKEN_SLACK_BYTES behind them */
     uint32_t *offset;             /* [n_token + 1] into bytes */
     uint8_t *kind;                /* [n_token] enum ds4_token_kind */
-    uint8_t *traits;              /* [n_token] bits DS4_TOKEN_* */
+    uint16_t *traits;             /* [n_token] bits DS4_TOKEN_*, above them the bytes' classes */
     int32_t byte_id[256];         /* the token of each single byte */
     uint32_t *byte_pair_rank;     /* [65536] rank of two adjacent bytes, DS4_NO_RANK if none */
     struct ds4_merge *merges;     /* [n_merge] in rank order */
@@ -90,6 +90,10 @@ struct ds4_vocab {
 #define DS4_TOKEN_WHOLE  1 /* the bytes are valid UTF-8 on their own */
 #define DS4_TOKEN_HIDDEN 2 /* see ds4_vocab_is_hidden */
 #define DS4_TOKEN_CUT    4 /* the bytes are the beginning of one character */
+#define DS4_TOKEN_CLASS  8 /* shift of enum ds4_byte_class */
+
+/* So many bytes may be read from where a token begins, however short it is. */
+#define DS4_TOKEN_SLACK_BYTES 16
 
 /* Builds a vocabulary; borrows entries and pairs for the call only.  Errors (DS4_E_CORRUPT) name the
  * index: text outside the byte alphabet, a repeated token, a byte without token, a merge of unknown

@@ -2,6 +2,7 @@
 #include "router/text/detok.h"
 
 #include "common/utf8.h"
+#include "router/text/byte_class.h"
 #include "tests/support/text_vectors.h"
 
 #include <setjmp.h>
@@ -48,9 +49,23 @@ static int drop(void **state)
     return 0;
 }
 
+/* Both ways to take a token's text give the same, and leave the same behind. */
 static void push(struct ds4_detok *detok, int32_t id, struct ds4_buf *out)
 {
+    struct ds4_detok other = *detok;
+    struct ds4_detok_text next;
+    struct ds4_buf scratch;
+    size_t before = out->len;
+
+    ds4_buf_init(&scratch, MAX_BYTES);
     assert_int_equal(ds4_detok_push(detok, id, out, NULL), 0);
+    assert_int_equal(ds4_detok_next(&other, id, &scratch, &next, NULL), 0);
+    assert_true(ds4_str_equal(next.text, ds4_str_skip(ds4_buf_view(out), before)));
+    if (next.text.len > 0)
+        assert_int_equal(next.classes, ds4_byte_classes(next.text));
+    assert_int_equal(other.n_held, detok->n_held);
+    assert_memory_equal(other.held, detok->held, detok->n_held);
+    ds4_buf_deinit(&scratch);
 }
 
 static void a_character_comes_out_with_its_last_byte(void **state)
