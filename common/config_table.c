@@ -136,7 +136,8 @@ const struct ds4_setting ds4_settings[] = {
         "host memory of all stages together for states to go back to; at most half of a host's"),
     NUM(kv, disk_mb, "0", 0, 1073741824, "MiB",
         "states and rows kept on disk, all stages together; 0 = none"),
-    TXT(kv, disk_dir, "/var/lib/ds4/kv", "folder for them, on each worker's host"),
+    TXT(kv, disk_dir, "/var/lib/ds4/kv",
+        "folder for them, on each worker's host and, for the lists of what is there, the router's"),
     NUM(kv, disk_write_mbps, "200", 0, 1000000, "MB/s",
         "each stage writes no faster to disk; 0 = no limit"),
 

@@ -40,6 +40,8 @@
     X(RENAME_FAIL, "rename_fail")                       /* a part does not get its name */         \
     X(KILL_BEFORE_RENAME, "kill_before_rename") /* the process dies with a whole temporary file */ \
     X(KILL_AFTER_PART_BEFORE_MANIFEST, "kill_after_part_before_manifest") /* or with the part */   \
+    X(KILL_AFTER_MANIFEST, "kill_after_manifest")       /* with the manifest: router */            \
+    X(MANIFEST_MISSING_STAGE, "manifest_missing_stage") /* it leaves a stage's part out: router */ \
     X(STEP_MSG_DROP, "step_msg_drop")     /* a step never arrives: exit 72 at the next */          \
     X(STEP_MSG_DUP, "step_msg_dup")       /* a step arrives twice: exit 72 */                      \
     X(STALE_EPOCH_MSG, "stale_epoch_msg") /* a step of another generation: dropped, counted */

@@ -204,13 +204,33 @@
     X(KV_DIVERGED_TOKENS, "ds4_kv_diverged_tokens_total", COUNTER, NONE, "",                       \
       "Prompt tokens behind the first difference to the cache")                                    \
     X(KV_RECOMPUTED_TOKENS, "ds4_kv_recomputed_tokens_total", COUNTER, NONE,                       \
-      "source=hot|tail|anchor|replay|cold",                                                        \
+      "source=hot|tail|anchor|disk|replay|cold",                                                   \
       "Prompt tokens computed, by what the prompt went on from")                                   \
     X(KV_EXTRA_TOKENS, "ds4_kv_extra_tokens", HISTOGRAM, EXTRA, "",                                \
       "Prompt tokens computed again before the first difference")                                  \
     X(KV_POINTS, "ds4_kv_points", GAUGE, NONE, "", "Restore points in host memory")                \
     X(KV_POINT_BYTES, "ds4_kv_point_bytes", GAUGE, NONE, "",                                       \
       "Host memory for restore points, of the fullest stage")                                      \
+    X(KV_DISK_HITS, "ds4_kv_disk_hits_total", COUNTER, NONE, "",                                   \
+      "Requests that went on from what was read from disk")                                        \
+    X(KV_DISK_MISSES, "ds4_kv_disk_misses_total", COUNTER, NONE,                                   \
+      "reason=none|scanning|no_room|failed",                                                       \
+      "Requests that looked for their prompt on disk and do without")                              \
+    X(KV_DISK_REJECTS, "ds4_kv_disk_rejects_total", COUNTER, NONE,                                 \
+      "reason=magic|version|fingerprint|size|crc|tokens|missing_part|io",                          \
+      "Commits on disk that were put away or given up")                                            \
+    X(KV_DISK_SAVES, "ds4_kv_disk_saves_total", COUNTER, NONE, "result=ok|failed",                 \
+      "Commits begun, by what became of them")                                                     \
+    X(KV_DISK_SKIPS, "ds4_kv_disk_write_skips_total", COUNTER, NONE, "reason=value|busy|pressure", \
+      "Commits that were not begun")                                                               \
+    X(KV_DISK_ABORTS, "ds4_kv_disk_aborts_total", COUNTER, NONE,                                   \
+      DS4_STAGE ",op=save|restore|remove", "Jobs of the disk tier a stage could not do")           \
+    X(KV_DISK_IO, "ds4_kv_disk_io_bytes_total", COUNTER, NONE, "direction=read|written",           \
+      "Bytes of parts, all stages")                                                                \
+    X(KV_DISK_BYTES, "ds4_kv_disk_bytes", GAUGE, NONE, "", "Parts and manifests on disk")          \
+    X(KV_DISK_COMMITS, "ds4_kv_disk_commits", GAUGE, NONE, "", "Commits on disk")                  \
+    X(KV_DISK_RESTORE_SECONDS, "ds4_kv_disk_restore_seconds", HISTOGRAM, LATENCY, "",              \
+      "Time from admission until all parts are verified")                                          \
     X(KV_INVARIANT_FAILURES, "ds4_kv_invariant_failures_total", COUNTER, NONE,                     \
       "id=I1|I2|I3|I4|I5|I6|I7|I8|I9|I10|I11|I12|I13", "Broken invariants; must stay 0")           \
     X(TOOL_CALLS, "ds4_tool_calls_total", COUNTER, NONE,                                           \

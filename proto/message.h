@@ -123,7 +123,8 @@ struct ds4_step_entry {
  *                   what a KV_READ brought goes to the device: block[i] takes the staged rows of tokens
  *                   from (first_block + i) * DS4_BLOCK_TOK on; all staged blocks or none (n_block 0).  A
  *                   staged tail becomes point `point` (0: not wanted).  The staging is gone after.
- *   STAGED_DROP     staging                    forgets it
+ *   STAGED_DROP     staging                    forgets it; one that a stage failed to read is not there, which
+ *                   is fine: the others may have it
  *   PARK            seq slot epoch             the slot names no blocks any more and keeps its rings: they
  *                   can be saved as points, and gone on with when the slot is opened again
  *   REPLAY          seq slot epoch from_pos pos   the slot, as for INSTALL, stands at from_pos with empty rings,

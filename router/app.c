@@ -52,6 +52,8 @@ struct ds4_app {
     uv_loop_t loop;
     bool watching; /* signals and ticker are open */
     uv_poll_t signals;
+    bool woken;        /* `wake` is open */
+    uv_async_t wake;   /* the disk thread has an answer: a turn of the loop takes it */
     uv_timer_t ticker; /* watchdog pings, and the end of a drain */
     int signal_fd;
     struct ds4_model_shape shape;
@@ -70,6 +72,7 @@ struct ds4_app {
     struct ds4_live_answers live;
     struct ds4_api_context api;
     bool draining;
+    bool saved_all; /* the last request is over, what is worth it goes to disk */
     int64_t drain_until_ns;
     struct ds4_cluster_view shown; /* what the service manager was told last */
     int64_t tick_ns;               /* the last one */
@@ -200,6 +203,19 @@ static int open_canary(struct ds4_app *app, struct ds4_err *err)
 }
 
 /* Where messages begin: places that later conversations share. */
+/* Called by the disk thread. */
+static void wake_loop(void *arg)
+{
+    struct ds4_app *app = arg;
+
+    (void)uv_async_send(&app->wake);
+}
+
+static void on_wake(uv_async_t *wake)
+{
+    (void)wake; /* the bus's last act of every turn does the work */
+}
+
 static void add_boundaries(const struct ds4_app *app, struct ds4_sched_config *sched)
 {
     static const enum ds4_special begins[] = {DS4_SPECIAL_USER, DS4_SPECIAL_ASSISTANT,
@@ -236,6 +252,11 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
         .prefill_ms = c->watchdog.prefill_s * 1000,
         .probe_ms = c->sched.probe_ms,
         .metrics = app->metrics,
+        .disk_bytes = (uint64_t)c->kv.disk_mb << 20,
+        .disk_dir = c->kv.disk_dir,
+        .disk_wake = wake_loop,
+        .disk_wake_arg = app,
+        .unix_offset_ns = ds4_clock_unix_ns() - ds4_clock_ns(),
     };
     struct ds4_cluster_config cluster = {
         .n_stage = ds4_config_stages(c),
@@ -268,6 +289,9 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
     sched_port = ds4_bus_sched_port(app->bus);
     cluster_port = ds4_bus_cluster_port(app->bus);
     add_boundaries(app, &sched);
+    if (uv_async_init(&app->loop, &app->wake, on_wake) != 0)
+        return ds4_fail(err, DS4_E_IO, "could not open the loop's alarm");
+    app->woken = true;
     app->sched = ds4_sched_new(&sched, &sched_port, err);
     if (app->sched == NULL)
         return -1;
@@ -324,11 +348,6 @@ static int open_server(struct ds4_app *app, struct ds4_err *err)
 
     if (open_stores(app, err) != 0)
         return -1;
-    if (c->kv.disk_mb > 0)
-        ds4_log(
-            DS4_LOG_WARN, "kv.disk",
-            "message=\"kv.disk_mb is set, but nothing is kept on disk: the workers can, and this "
-            "router does not ask them to\"");
     app->api.loop = &app->loop;
     app->api.config = c;
     app->api.shape = &app->shape;
@@ -472,9 +491,17 @@ static void on_tick(uv_timer_t *timer)
         ds4_service_ping();
         app->ping = ds4_deadline_in_ms(app->ping_ms);
     }
-    if (app->draining &&
-        (ds4_server_n_open(app->server) == 0 || ds4_clock_ns() >= app->drain_until_ns))
+    if (!app->draining)
+        return;
+    if (now_ns >= app->drain_until_ns)
         uv_stop(&app->loop);
+    if (ds4_server_n_open(app->server) > 0)
+        return;
+    if (!app->saved_all)
+        ds4_sched_save_all(app->sched, now_ns);
+    else if (!ds4_sched_is_saving(app->sched))
+        uv_stop(&app->loop);
+    app->saved_all = true;
 }
 
 static int start_loop(struct ds4_app *app, struct ds4_err *err)
@@ -572,6 +599,10 @@ static bool close_loop(struct ds4_app *app)
             return false;
     }
     ds4_server_close(app->server);
+    if (app->sched != NULL)
+        ds4_sched_close_disk(app->sched);
+    if (app->woken)
+        uv_close((uv_handle_t *)&app->wake, NULL);
     ds4_bus_close(app->bus);
     if (app->watching) {
         uv_close((uv_handle_t *)&app->signals, NULL);

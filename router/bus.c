@@ -158,6 +158,17 @@ static void send_or_log(struct ds4_bus *bus, const struct ds4_peer *to, enum ds4
                         "error=\"%s\"", err.msg);
 }
 
+/* What lies in bus->out goes to every stage. */
+static int send_to_all(struct ds4_bus *bus, enum ds4_frame_kind kind, uint32_t generation,
+                       struct ds4_err *err)
+{
+    int rc = 0;
+
+    for (int32_t s = 0; s < bus->n_form_stage && rc == 0; s++)
+        rc = send_frame(bus, &bus->peer[s].peer, kind, generation, ds4_buf_view(&bus->out), err);
+    return rc;
+}
+
 static int send_step(void *owner, const struct ds4_step *step, struct ds4_err *err)
 {
     struct ds4_bus *bus = owner;
@@ -167,10 +178,39 @@ static int send_step(void *owner, const struct ds4_step *step, struct ds4_err *e
     ds4_buf_clear(&bus->out);
     rc = ds4_codec_encode_step(step, &bus->arena, &bus->out, err);
     ds4_arena_reset(&bus->arena, mark);
-    for (int32_t s = 0; s < bus->n_form_stage && rc == 0; s++)
-        rc = send_frame(bus, &bus->peer[s].peer, DS4_FRAME_STEP, step->generation,
-                        ds4_buf_view(&bus->out), err);
-    return rc;
+    return rc != 0 ? -1 : send_to_all(bus, DS4_FRAME_STEP, step->generation, err);
+}
+
+static int send_kv_write(void *owner, const struct ds4_kv_write *write, struct ds4_err *err)
+{
+    struct ds4_bus *bus = owner;
+
+    ds4_buf_clear(&bus->out);
+    if (ds4_codec_encode_kv_write(write, &bus->out, err) != 0)
+        return -1;
+    return send_to_all(bus, DS4_FRAME_KV_WRITE, write->generation, err);
+}
+
+static int send_kv_read(void *owner, const struct ds4_kv_read *read, struct ds4_err *err)
+{
+    struct ds4_bus *bus = owner;
+    struct ds4_arena_mark mark = ds4_arena_mark(&bus->arena);
+    int rc;
+
+    ds4_buf_clear(&bus->out);
+    rc = ds4_codec_encode_kv_read(read, &bus->arena, &bus->out, err);
+    ds4_arena_reset(&bus->arena, mark);
+    return rc != 0 ? -1 : send_to_all(bus, DS4_FRAME_KV_READ, read->generation, err);
+}
+
+static int send_kv_unlink(void *owner, const struct ds4_kv_unlink *unlink_, struct ds4_err *err)
+{
+    struct ds4_bus *bus = owner;
+
+    ds4_buf_clear(&bus->out);
+    if (ds4_codec_encode_kv_unlink(unlink_, &bus->out, err) != 0)
+        return -1;
+    return send_to_all(bus, DS4_FRAME_KV_UNLINK, unlink_->generation, err);
 }
 
 static int send_welcome(void *owner, const struct ds4_peer *to)
@@ -230,7 +270,13 @@ static void send_drain(void *owner, const struct ds4_peer *to, uint32_t generati
 
 struct ds4_sched_port ds4_bus_sched_port(struct ds4_bus *bus)
 {
-    return (struct ds4_sched_port){.owner = bus, .send_step = send_step};
+    return (struct ds4_sched_port){
+        .owner = bus,
+        .send_step = send_step,
+        .send_kv_write = send_kv_write,
+        .send_kv_read = send_kv_read,
+        .send_kv_unlink = send_kv_unlink,
+    };
 }
 
 struct ds4_cluster_port ds4_bus_cluster_port(struct ds4_bus *bus)
@@ -318,7 +364,10 @@ static int dispatch(struct ds4_bus *bus, const struct ds4_peer *from, const stru
         ds4_cluster_step_done(bus->cluster, from, &step_done, now_ns);
         return 0;
     case DS4_FRAME_KV_DONE:
-        return ds4_codec_decode_kv_done(payload, frame->generation, &bus->arena, &kv_done, err);
+        if (ds4_codec_decode_kv_done(payload, frame->generation, &bus->arena, &kv_done, err) != 0)
+            return -1;
+        ds4_cluster_kv_done(bus->cluster, from, &kv_done, now_ns);
+        return 0;
     case DS4_FRAME_FATAL:
         if (ds4_codec_decode_fatal(payload, frame->generation, &bus->arena, &report, err) != 0)
             return -1;

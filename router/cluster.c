@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <xxhash.h>
 
@@ -278,13 +279,24 @@ static int make_form(struct ds4_cluster *c, struct ds4_form *form, struct ds4_er
 /* What each stage can keep beside the device: all of it or, if one has nothing, none. */
 static void make_host(struct ds4_cluster *c)
 {
-    c->host = (struct ds4_kv_host){.n_stage = c->config.n_stage};
+    char own[sizeof(c->worker[0].hello.host)] = "";
+
+    (void)gethostname(own, sizeof(own) - 1);
+    c->host =
+        (struct ds4_kv_host){.n_stage = c->config.n_stage, .disk = true, .local = own[0] != '\0'};
+    memcpy(c->host.fingerprint, c->worker[0].hello.kv_fingerprint, sizeof(c->host.fingerprint));
     for (int32_t s = 0; s < c->config.n_stage; s++) {
         const struct ds4_hello *h = &c->worker[s].hello;
 
         c->host.stage[s].shape = h->point;
         c->host.stage[s].unit_bytes = h->unit_bytes;
         c->host.stage[s].max_bytes = h->host_bytes;
+        c->host.stage[s].block_bytes = h->block_bytes;
+        c->host.stage[s].first_layer = h->first_layer;
+        c->host.stage[s].last_layer = h->last_layer;
+        c->host.disk &= h->disk && memcmp(h->kv_fingerprint, c->host.fingerprint,
+                                          sizeof(h->kv_fingerprint)) == 0;
+        c->host.local &= strcmp(h->host, own) == 0;
         if (h->host_bytes == 0)
             c->host.n_stage = 0;
         /* What a layer misses of its window spoils so many tokens of the next one's. */
@@ -462,6 +474,7 @@ static void begin_leaving(struct ds4_cluster *c, int32_t stage, int64_t now_ns)
     c->leaving = stage;
     c->leave_ns = now_ns + c->config.leave_ms * DS4_NS_PER_MS;
     ds4_sched_hold(c->sched, true);
+    ds4_sched_save_all(c->sched, now_ns);
     ds4_log(DS4_LOG_INFO, "cluster.restart_stage", "stage=%d running=%d limit_ms=%d", stage,
             ds4_sched_n_running(c->sched), c->config.leave_ms);
 }
@@ -593,6 +606,21 @@ void ds4_cluster_step_done(struct ds4_cluster *c, const struct ds4_peer *from,
     part(c, &err, now_ns);
 }
 
+void ds4_cluster_kv_done(struct ds4_cluster *c, const struct ds4_peer *from,
+                         const struct ds4_kv_done *done, int64_t now_ns)
+{
+    struct ds4_worker *w = find_worker(c, from);
+    struct ds4_err err = {0};
+
+    if (w == NULL || c->bond != DS4_BOND_TOGETHER || done->generation != c->generation) {
+        ds4_metric_add(c->config.metrics, DS4_M_ZMQ_DROPPED, 1, "generation");
+        return;
+    }
+    w->heard_ns = now_ns;
+    if (ds4_sched_kv_done(c->sched, from->stage, done, now_ns, &err) != 0)
+        part(c, &err, now_ns);
+}
+
 void ds4_cluster_fatal(struct ds4_cluster *c, const struct ds4_peer *from,
                        const struct ds4_fatal_report *report, int64_t now_ns)
 {
@@ -663,8 +691,8 @@ static void check_leaving(struct ds4_cluster *c, int64_t now_ns)
     const struct ds4_worker *w;
     struct ds4_err why = {0};
 
-    if (c->leaving < 0 ||
-        (ds4_sched_n_running(c->sched) > 0 && (c->draining || now_ns < c->leave_ns)))
+    if (c->leaving < 0 || ((ds4_sched_n_running(c->sched) > 0 || ds4_sched_is_saving(c->sched)) &&
+                           (c->draining || now_ns < c->leave_ns)))
         return;
     w = &c->worker[c->leaving];
     ds4_fail(&why, DS4_E_UNAVAILABLE, "stage %d is restarted as asked", c->leaving);

@@ -100,6 +100,8 @@ void ds4_cluster_tokens(struct ds4_cluster *cluster, const struct ds4_peer *from
                         const struct ds4_tokens_out *out, int64_t now_ns);
 void ds4_cluster_step_done(struct ds4_cluster *cluster, const struct ds4_peer *from,
                            const struct ds4_step_done *done, int64_t now_ns);
+void ds4_cluster_kv_done(struct ds4_cluster *cluster, const struct ds4_peer *from,
+                         const struct ds4_kv_done *done, int64_t now_ns);
 void ds4_cluster_fatal(struct ds4_cluster *cluster, const struct ds4_peer *from,
                        const struct ds4_fatal_report *report, int64_t now_ns);
 void ds4_cluster_bye(struct ds4_cluster *cluster, const struct ds4_peer *from, int64_t now_ns);

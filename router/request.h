@@ -188,6 +188,7 @@ struct ds4_request {
     bool internal;       /* the house's own: not counted (ds4_sched_run_canary) */
     uint64_t salt;       /* prefixes are shared only between equal salts; 0 = everybody */
     bool no_cache_reads; /* cache_prompt: false */
+    bool no_disk;        /* what was read from disk for it was no good */
     uint64_t tenant;     /* who pays: fairness of the queue; 0 = everybody */
     uint64_t affinity;   /* whose session: which slot to give up; 0 = not said */
 

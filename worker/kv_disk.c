@@ -106,7 +106,7 @@ static void *run(void *arg)
 
     ds4_kv_file_sweep(&d->files);
     pthread_mutex_lock(&d->lock);
-    while (!d->stop) {
+    while (!d->stop || d->n > 0) {
         struct ds4_kv_job *job;
 
         if (d->n == 0) {
@@ -114,6 +114,11 @@ static void *run(void *arg)
             continue;
         }
         job = pop_locked(d);
+        if (d->stop && job->kind == DS4_KV_JOB_READ) { /* nobody is left to use it */
+            release(job, true);
+            put_locked(d, job);
+            continue;
+        }
         d->running = true;
         pthread_mutex_unlock(&d->lock);
         run_job(d, job);
@@ -238,7 +243,6 @@ void ds4_kv_disk_close(struct ds4_kv_disk *d)
         return;
     pthread_mutex_lock(&d->lock);
     d->stop = true;
-    atomic_store(&d->files.cancel, true);
     pthread_cond_broadcast(&d->wake);
     pthread_mutex_unlock(&d->lock);
     if (d->started)

@@ -70,7 +70,7 @@ struct ds4_kv_job {
  * cannot be made or written. */
 struct ds4_kv_disk *ds4_kv_disk_open(const struct ds4_kv_disk_config *config,
                                      struct ds4_err *err) DS4_MUST_CHECK;
-/* Interrupts the running job, drops the others, joins. */
+/* Drops waiting reads, does the writes and removals it was asked for, joins. */
 void ds4_kv_disk_close(struct ds4_kv_disk *disk);
 
 /* An empty job, or NULL when DS4_MAX_KV_JOBS are under way.  Submit it or give it back. */

@@ -498,10 +498,13 @@ int ds4_kv_tier_install(struct ds4_kv_tier *t, const struct ds4_kv_op *op, struc
 
 int ds4_kv_tier_drop(struct ds4_kv_tier *t, uint64_t staging, struct ds4_err *err)
 {
-    struct staged *s = find_ready(t, staging, err);
+    int32_t i = ds4_kv_ids_find(&t->ids, staging);
+    int state = i < 0 ? DS4_KV_STAGED_FAILED : atomic_load(&t->staged[i].state);
 
-    if (s == NULL)
-        return -1;
-    free_staged(t, s);
+    /* All stages obey the same step, and some of them may have failed to read it: they hold nothing. */
+    if (state == DS4_KV_STAGED_LOADING)
+        return ds4_fail(err, DS4_E_PROTOCOL, "staging %" PRIu64 " is being read", staging);
+    if (state == DS4_KV_STAGED_READY)
+        free_staged(t, &t->staged[i]);
     return 0;
 }

@@ -37,8 +37,8 @@ void ds4_kv_tier_write(struct ds4_kv_tier *tier, const struct ds4_kv_write *writ
 void ds4_kv_tier_read(struct ds4_kv_tier *tier, const struct ds4_kv_read *read);
 void ds4_kv_tier_unlink(struct ds4_kv_tier *tier, const struct ds4_kv_unlink *unlink);
 
-/* STAGED_INSTALL and STAGED_DROP.  DS4_E_PROTOCOL: no such staging, still being read, other blocks than
- * it holds, a block that a sequence uses. */
+/* STAGED_INSTALL and STAGED_DROP.  DS4_E_PROTOCOL: no such staging (a drop of one that this stage failed to
+ * read is fine), still being read, other blocks than it holds, a block that a sequence uses. */
 int ds4_kv_tier_install(struct ds4_kv_tier *tier, const struct ds4_kv_op *op,
                         struct ds4_err *err) DS4_MUST_CHECK;
 int ds4_kv_tier_drop(struct ds4_kv_tier *tier, uint64_t staging,

@@ -923,9 +923,10 @@ void ds4_loop_free(struct ds4_loop *loop)
     interrupt_locked(loop);
     pthread_mutex_unlock(&loop->lock);
     pthread_join(loop->thread, NULL);
-    while (ds4_loop_next_event(loop, &event))
-        ds4_buf_deinit(&event.payload);
     ds4_fatal_set_stage(NULL);
     ds4_stage_free(atomic_load(&loop->stage));
+    /* Last: the disk thread ends with the stage, and its last job makes an event. */
+    while (ds4_loop_next_event(loop, &event))
+        ds4_buf_deinit(&event.payload);
     free_storage(loop);
 }

@@ -66,16 +66,17 @@ static void begin(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_pre
         ds4_points_pin(&s->points, seq->install);
         seq->hi = hit->start;
         seq->install_pos = hit->start;
-    } else {
+    } else { /* from the disk, by a replay, or from nothing */
         seq->hi = hit->run;
         seq->install_pos = hit->start;
         seq->replay_from = hit->run < hit->start ? hit->run : 0;
     }
 }
 
+/* `restore`: it waits for the disk before it is computed; NULL: it runs at once. */
 static struct ds4_seq *make_seq(struct ds4_sched *s, struct ds4_request *req,
                                 const struct ds4_kv_lease *lease, const struct ds4_prefix_hit *hit,
-                                struct ds4_err *err)
+                                const struct ds4_restore *restore, struct ds4_err *err)
 {
     struct tokens known = tokens_of(req);
     struct ds4_seq *seq =
@@ -87,13 +88,14 @@ static struct ds4_seq *make_seq(struct ds4_sched *s, struct ds4_request *req,
         ds4_fail(err, DS4_E_NOMEM, "no memory for a sequence");
         goto fail;
     }
-    if (ds4_batch_add_prefill(&s->batch, seq, err) != 0) {
+    if (restore == NULL && ds4_batch_add_prefill(&s->batch, seq, err) != 0) {
         s->seqs.len--;
         goto fail;
     }
     s->next_seq++;
     seq->n_prompt = req->n_prompt; /* of a replayed answer, more than the prompt is known */
     seq->paused = req->paused;
+    seq->reading = restore != NULL;
     ds4_engine_seat(s, seq, lease);
     seq->salt = req->salt;
     seq->affinity = req->affinity;
@@ -148,7 +150,8 @@ static bool better_one_is_draining(const struct ds4_sched *s, const struct ds4_r
  * request shares, which a lookup protects even if no place is left to go on from. */
 static bool must_start_over(const struct ds4_sched *s, const struct ds4_prefix_hit *hit)
 {
-    return hit->lcp > 0 && s->seqs.len == (s->probe != NULL ? 1 : 0) && s->points.wanted.len == 0;
+    return hit->lcp > 0 && s->seqs.len == (s->probe != NULL ? 1 : 0) && s->points.wanted.len == 0 &&
+           s->tier.saving == NULL;
 }
 
 /* The last stage samples by what was said before: new tokens or, where repetitions are punished, all of
@@ -166,61 +169,121 @@ static bool lacks_history(const struct ds4_sched *s, const struct ds4_request *r
     return ran_from > needed_from(req);
 }
 
+void ds4_engine_admitted(struct ds4_sched *s, struct ds4_request *req,
+                         const struct ds4_prefix_hit *hit, int64_t now_ns)
+{
+    if (req->history.len > 0)
+        return; /* the client has been told before */
+    req->usage.prompt_tok = req->n_prompt;
+    req->usage.cached_tok = hit->run;
+    s->prompt_tok += (uint64_t)(req->n_prompt - hit->run);
+    s->cached_tok += (uint64_t)hit->run;
+    ds4_count_admitted(s->config.metrics, req, hit);
+    ds4_log(DS4_LOG_DEBUG, "sched.admit", "request=%s seq=%" PRIu64 " prompt=%d common=%d start=%d",
+            req->id, req->seq, req->n_prompt, hit->lcp, hit->run);
+    if (req->sink.admitted != NULL) {
+        req->delivering = true;
+        req->sink.admitted(req->sink.owner, hit->run);
+        req->delivering = false;
+        obey_cancel(s, req, now_ns);
+    }
+}
+
+/* A lease for what the disk has of the prompt, and the stages' memory to read it into; NULL: not now, and
+ * *restore is gone. */
+static const struct ds4_kv_lease *get_disk_lease(struct ds4_sched *s, const struct ds4_request *req,
+                                                 const struct ds4_prefix_hit *hit,
+                                                 struct ds4_restore **restore, struct ds4_err *err)
+{
+    const struct ds4_kv_lease *lease = NULL;
+    struct ds4_prefix_hit rows = *hit;
+
+    rows.start = ds4_restore_rows(*restore);
+    if (ds4_restore_hold(s, *restore)) {
+        lease = get_lease(s, req, &rows, err);
+        if (lease != NULL)
+            return lease;
+        ds4_restore_cancel(s, *restore, true);
+    } else {
+        ds4_restore_cancel(s, *restore, false);
+    }
+    *restore = NULL;
+    return NULL;
+}
+
+/* From where the request goes on, and the lease for that. */
+static const struct ds4_kv_lease *find_place(struct ds4_sched *s, struct ds4_request *req,
+                                             struct ds4_prefix_hit *hit,
+                                             struct ds4_restore **restore, int64_t now_ns,
+                                             struct ds4_err *err)
+{
+    struct tokens known = tokens_of(req);
+    int32_t most = needed_from(req) < known.n ? needed_from(req) + 1 : known.n;
+    const struct ds4_kv_lease *lease;
+    struct ds4_prefix_hit memory;
+
+    *restore = NULL;
+    *hit = ds4_prefix_find(&s->prefix, known.ptr, req->no_cache_reads ? 0 : known.n, req->salt);
+    if (!req->no_cache_reads && better_one_is_draining(s, req, hit->start))
+        return NULL;
+    if (lacks_history(s, req, hit)) /* of one that begins again, the answer is run anew */
+        *hit = ds4_prefix_find(&s->prefix, known.ptr, most, req->salt);
+    if (lacks_history(s, req, hit))
+        *hit = ds4_prefix_find(&s->prefix, known.ptr, 0, req->salt);
+    memory = *hit;
+    *restore = ds4_restore_look(s, req, known.ptr, most, hit, now_ns);
+    if (*restore != NULL) {
+        lease = get_disk_lease(s, req, hit, restore, err);
+        if (lease != NULL || (err->code == DS4_E_BUSY && !must_start_over(s, hit)))
+            return lease;
+        *hit = memory; /* as if there were no disk */
+    }
+    lease = get_lease(s, req, hit, err);
+    if (lease == NULL && (err->code == DS4_E_NOMEM || must_start_over(s, hit))) {
+        *hit = ds4_prefix_find(&s->prefix, req->prompt, 0, req->salt);
+        lease = get_lease(s, req, hit, err);
+    }
+    return lease;
+}
+
 bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns)
 {
     struct ds4_request *req = ds4_engine_next(s, now_ns);
     enum ds4_reason reason = DS4_REASON_INTERNAL;
-    struct ds4_prefix_hit hit;
     const struct ds4_kv_lease *lease;
-    struct tokens known;
+    struct ds4_restore *restore;
+    struct ds4_prefix_hit hit;
     struct ds4_err err = {0};
+    struct ds4_seq *seq;
 
     if (ds4_engine_fit(s, req, &reason, &err) != 0) {
         ds4_engine_unlink(s, req);
         ds4_engine_finish(s, req, DS4_END_ERROR, reason, -1, now_ns, &err);
         return true;
     }
-    known = tokens_of(req);
-    hit = ds4_prefix_find(&s->prefix, known.ptr, req->no_cache_reads ? 0 : known.n, req->salt);
-    if (!req->no_cache_reads && better_one_is_draining(s, req, hit.start))
-        return false;
-    if (lacks_history(s, req, &hit)) /* of one that begins again, the answer is run anew */
-        hit =
-            ds4_prefix_find(&s->prefix, known.ptr,
-                            needed_from(req) < known.n ? needed_from(req) + 1 : known.n, req->salt);
-    if (lacks_history(s, req, &hit))
-        hit = ds4_prefix_find(&s->prefix, known.ptr, 0, req->salt);
-    lease = get_lease(s, req, &hit, &err);
-    if (lease == NULL && (err.code == DS4_E_NOMEM || must_start_over(s, &hit))) {
-        hit = ds4_prefix_find(&s->prefix, req->prompt, 0, req->salt);
-        lease = get_lease(s, req, &hit, &err);
-    }
+    lease = find_place(s, req, &hit, &restore, now_ns, &err);
     if (lease == NULL) {
+        if (err.code == DS4_OK)
+            return false; /* a better place is about to be there */
         s->short_of = req;
         s->shortage = err;
         return false;
     }
-    ds4_engine_take(s, req, known.n - hit.run);
+    ds4_engine_take(s, req, tokens_of(req).n - hit.run);
     if (req->history.len == 0)
         req->timing.admitted_ns = now_ns;
-    if (make_seq(s, req, lease, &hit, &err) == NULL) {
+    seq = make_seq(s, req, lease, &hit, restore, &err);
+    if (seq == NULL) {
+        ds4_restore_cancel(s, restore, true);
         ds4_engine_finish(s, req, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
         return true;
     }
-    if (req->history.len > 0)
-        return true; /* the client has been told before */
-    req->usage.prompt_tok = req->n_prompt;
-    req->usage.cached_tok = hit.run;
-    s->prompt_tok += (uint64_t)(req->n_prompt - hit.run);
-    s->cached_tok += (uint64_t)hit.run;
-    ds4_count_admitted(s->config.metrics, req, &hit);
-    ds4_log(DS4_LOG_DEBUG, "sched.admit", "request=%s seq=%" PRIu64 " prompt=%d common=%d start=%d",
-            req->id, req->seq, req->n_prompt, hit.lcp, hit.run);
-    if (req->sink.admitted != NULL) {
-        req->delivering = true;
-        req->sink.admitted(req->sink.owner, hit.run);
-        req->delivering = false;
-        obey_cancel(s, req, now_ns);
+    if (restore == NULL)
+        ds4_engine_admitted(s, req, &hit, now_ns);
+    else if (!ds4_restore_begin(s, restore, seq)) {
+        ds4_restore_cancel(s, restore, true);
+        ds4_fail(&err, DS4_E_NOMEM, "no memory to read from disk");
+        ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);
     }
     return true;
 }

@@ -45,7 +45,7 @@ void ds4_count_admitted(struct ds4_metrics *m, const struct ds4_request *req,
     if (hit->run > 0) {
         bool full = hit->run == most && req->n_prompt - most == 1;
         bool on_device = hit->source == DS4_SOURCE_HOT || hit->source == DS4_SOURCE_REPLAY;
-        const char *tier = on_device ? "hbm" : "host";
+        const char *tier = on_device ? "hbm" : hit->source == DS4_SOURCE_DISK ? "disk" : "host";
 
         kind = full ? "partial_truncate" : "warm";
         result = full ? "hit_full" : "hit_partial";

@@ -10,6 +10,7 @@
 #include "router/sched/prefix.h"
 #include "router/sched/sched.h"
 #include "router/sched/seq.h"
+#include "router/sched/tier.h"
 
 #define DS4_MAX_INFLIGHT 64
 #define DS4_N_ACCOUNT    256
@@ -56,6 +57,7 @@ struct ds4_sched {
     struct ds4_points points;
     struct ds4_batch batch;
     struct ds4_agree agree;
+    struct ds4_tier tier; /* the disk; outlives a generation */
     struct ds4_seqs seqs; /* every sequence that is not only an idle prefix; owned, the probe too */
     struct ds4_seq *probe;                  /* probe or canary in flight, else NULL */
     const struct ds4_kv_lease *probe_lease; /* held for the whole generation */
@@ -135,6 +137,8 @@ void ds4_engine_finish(struct ds4_sched *s, struct ds4_request *req, enum ds4_en
 void ds4_engine_queue(struct ds4_sched *s, struct ds4_request *req, int64_t now_ns);
 void ds4_engine_unlink(struct ds4_sched *s, struct ds4_request *req);
 struct ds4_request *ds4_engine_next(struct ds4_sched *s, int64_t now_ns);
+/* The same, before all others: it was admitted already and lost its place through no fault of its own. */
+void ds4_engine_queue_first(struct ds4_sched *s, struct ds4_request *req);
 /* It is admitted: out of the queue, and its tenant pays the prompt tokens that are to be computed. */
 void ds4_engine_take(struct ds4_sched *s, struct ds4_request *req, int32_t n_tok);
 void ds4_engine_charge(struct ds4_sched *s, const struct ds4_request *req, int64_t n_tok);
@@ -155,6 +159,14 @@ int ds4_engine_fit(const struct ds4_sched *s, struct ds4_request *req, enum ds4_
 int32_t ds4_engine_cap(const struct ds4_sched *s, const struct ds4_request *req);
 /* Admits the next of the queue (or ends it for good); false if it has to wait. */
 bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns);
+
+/* It has what it goes on from: its usage, the metrics, its client are told.  May cancel it. */
+void ds4_engine_admitted(struct ds4_sched *s, struct ds4_request *req,
+                         const struct ds4_prefix_hit *hit, int64_t now_ns);
+
+/* An operation of the step under construction. */
+struct ds4_kv_op *ds4_engine_add_op(struct ds4_sched *s, struct ds4_step *step,
+                                    enum ds4_kv_op_kind kind);
 
 /* The posted entry's rows will pass places worth keeping: wants points of them. */
 void ds4_engine_mark_points(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_pick *pick);

@@ -19,7 +19,7 @@ static struct ds4_seq *newest(const struct ds4_sched *s, int32_t n_sure)
 
     for (size_t i = 0; i < s->seqs.len; i++) {
         struct ds4_seq *seq = s->seqs.ptr[i];
-        bool sure = seq == s->probe || seq->req == NULL || seq->req->delivering;
+        bool sure = seq == s->probe || seq->req == NULL || seq->req->delivering || seq->reading;
 
         for (int32_t p = 0; p < n_sure && !sure; p++)
             sure = s->pick[p].seq == seq;

@@ -17,6 +17,14 @@
 
 /* ---- points ---------------------------------------------------------------------------------------- */
 
+static struct ds4_point *point_at(const struct ds4_seq *seq, int32_t pos)
+{
+    for (size_t i = 0; i < seq->point.len; i++)
+        if (seq->point.ptr[i]->pos == pos)
+            return seq->point.ptr[i];
+    return NULL;
+}
+
 static bool want(struct ds4_sched *s, struct ds4_seq *seq, int32_t pos, enum ds4_point_class class)
 {
     const struct ds4_save from = {
@@ -26,10 +34,8 @@ static bool want(struct ds4_sched *s, struct ds4_seq *seq, int32_t pos, enum ds4
     };
     struct ds4_point *point;
 
-    for (size_t i = 0; i < seq->point.len; i++)
-        if (seq->point.ptr[i]->pos == pos)
-            return false;
-    if (pos <= seq->install_pos || DS4_VEC_RESERVE(&seq->point, seq->point.len + 1) != 0)
+    if (point_at(seq, pos) != NULL || pos <= seq->install_pos ||
+        DS4_VEC_RESERVE(&seq->point, seq->point.len + 1) != 0)
         return false;
     point = ds4_points_want(&s->points, &from, pos, class);
     if (point != NULL)
@@ -255,6 +261,7 @@ static void keep_slot(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_prefi
         .affinity = seq->affinity,
         .used_ns = now_ns,
     };
+    struct ds4_point *end;
     struct ds4_err err = {0};
 
     if (s->park.len >= DS4_MAX_PARKS || ds4_prefix_keep_hot(&s->prefix, &hot, &err) != 0) {
@@ -265,6 +272,9 @@ static void keep_slot(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_prefi
         (void)want(s, seq, seq->n_acked,
                    seq->n_acked % DS4_ANCHOR_TOK == 0 ? ds4_point_class_at(seq->n_acked)
                                                       : DS4_POINT_TAIL);
+    end = point_at(seq, seq->n_acked);
+    if (end != NULL)
+        end->turn_end = true;
     hang_points(s, seq, node, seq->n_acked);
     s->park.ptr[s->park.len++] =
         (struct ds4_save){.seq = seq->id, .slot = seq->lease->slot, .epoch = seq->lease->epoch};
@@ -340,8 +350,11 @@ int ds4_engine_make_room(struct ds4_sched *s, const struct ds4_kv_ask *ask, uint
     struct ds4_prefix_node *victim;
 
     ds4_budget_sums(s->budget, &sums);
-    if (lacking > 0)
+    if (lacking > 0) {
         spare = ds4_prefix_reclaimable(&s->prefix);
+        if (lacking > spare && ds4_save_yield(s))
+            spare = ds4_prefix_reclaimable(&s->prefix);
+    }
     if (lacking > spare ||
         (mine == NULL && sums.slots_free == 0 && ds4_prefix_coldest(&s->prefix, -1, affinity) < 0))
         return ds4_fail(err, DS4_E_BUSY,

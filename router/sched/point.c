@@ -25,14 +25,21 @@ static int64_t cost(const struct ds4_points *p, int32_t stage, int32_t pos)
                           p->host.stage[stage].unit_bytes);
 }
 
-/* Is there room for a point at pos on every stage, once freed[stage] bytes more are free (NULL: none)? */
-static bool has_room(const struct ds4_points *p, int32_t pos, const int64_t *freed)
+/* Is there room for so much on every stage, once freed[stage] bytes more are free (NULL: none)? */
+static bool has_bytes(const struct ds4_points *p, const int64_t *bytes, const int64_t *freed)
 {
     for (int32_t s = 0; s < p->host.n_stage; s++)
-        if (p->host.stage[s].used_bytes - (freed == NULL ? 0 : freed[s]) + cost(p, s, pos) >
+        if (p->host.stage[s].used_bytes + p->host.stage[s].held_bytes + bytes[s] -
+                (freed == NULL ? 0 : freed[s]) >
             p->host.stage[s].max_bytes)
             return false;
     return p->host.n_stage > 0;
+}
+
+static void costs(const struct ds4_points *p, int32_t pos, int64_t *bytes)
+{
+    for (int32_t s = 0; s < p->host.n_stage; s++)
+        bytes[s] = cost(p, s, pos);
 }
 
 static void charge(struct ds4_points *p, int32_t pos, int32_t sign)
@@ -54,6 +61,7 @@ void ds4_points_deinit(struct ds4_points *p)
     DS4_VEC_DEINIT(&p->wanted);
     DS4_VEC_DEINIT(&p->saving);
     DS4_VEC_DEINIT(&p->dropped);
+    DS4_VEC_DEINIT(&p->fresh);
     *p = (struct ds4_points){0};
 }
 
@@ -104,7 +112,8 @@ static struct ds4_point *victim(const struct ds4_points *p, enum ds4_point_class
 }
 
 /* Would giving up victims in turn make room?  Asked first, so that who is refused has cost nobody a point. */
-static bool can_make_room(const struct ds4_points *p, int32_t pos, enum ds4_point_class class)
+static bool can_make_room(const struct ds4_points *p, const int64_t *bytes,
+                          enum ds4_point_class class)
 {
     int64_t freed[DS4_MAX_STAGES] = {0};
 
@@ -112,32 +121,44 @@ static bool can_make_room(const struct ds4_points *p, int32_t pos, enum ds4_poin
         for (const struct ds4_point *point = p->oldest[c]; point != NULL; point = point->newer) {
             for (int32_t s = 0; s < p->host.n_stage; s++)
                 freed[s] += cost(p, s, point->pos);
-            if (has_room(p, pos, freed))
+            if (has_bytes(p, bytes, freed))
                 return true;
         }
     return false;
 }
 
-struct ds4_point *ds4_points_want(struct ds4_points *p, const struct ds4_save *where, int32_t pos,
-                                  enum ds4_point_class class)
+static bool make_room(struct ds4_points *p, const int64_t *bytes, enum ds4_point_class class)
 {
-    struct ds4_save save = *where;
-    struct ds4_point *point;
-
-    if (!has_room(p, pos, NULL) && !can_make_room(p, pos, class))
-        return NULL;
-    while (!has_room(p, pos, NULL)) {
+    if (!has_bytes(p, bytes, NULL) && !can_make_room(p, bytes, class))
+        return false;
+    while (!has_bytes(p, bytes, NULL)) {
         p->n_thinned++;
         ds4_points_drop(p, victim(p, class));
     }
-    point = calloc(1, sizeof(*point));
+    return true;
+}
+
+bool ds4_points_hold(struct ds4_points *p, const int64_t *bytes)
+{
+    if (!make_room(p, bytes, DS4_POINT_TAIL))
+        return false;
+    for (int32_t s = 0; s < p->host.n_stage; s++)
+        p->host.stage[s].held_bytes += bytes[s];
+    return true;
+}
+
+void ds4_points_let_go(struct ds4_points *p, const int64_t *bytes)
+{
+    for (int32_t s = 0; s < p->host.n_stage; s++)
+        p->host.stage[s].held_bytes -= bytes[s];
+}
+
+static struct ds4_point *new_point(struct ds4_points *p, int32_t pos, enum ds4_point_class class)
+{
+    struct ds4_point *point = calloc(1, sizeof(*point));
+
     if (point == NULL)
         return NULL;
-    save.point = point;
-    if (DS4_VEC_PUSH(&p->wanted, save) != 0) {
-        free(point);
-        return NULL;
-    }
     point->id = p->next_id++;
     point->pos = pos;
     point->class = class;
@@ -145,6 +166,34 @@ struct ds4_point *ds4_points_want(struct ds4_points *p, const struct ds4_save *w
     charge(p, pos, 1);
     link_newest(p, point);
     return point;
+}
+
+struct ds4_point *ds4_points_adopt(struct ds4_points *p, int32_t pos, enum ds4_point_class class,
+                                   int64_t step_no)
+{
+    struct ds4_point *point = new_point(p, pos, class);
+
+    if (point == NULL)
+        return NULL;
+    point->save_step = step_no;
+    point->ready = true; /* whoever uses it is told later than who makes it */
+    return point;
+}
+
+struct ds4_point *ds4_points_want(struct ds4_points *p, const struct ds4_save *where, int32_t pos,
+                                  enum ds4_point_class class)
+{
+    struct ds4_save save = *where;
+    int64_t bytes[DS4_MAX_STAGES] = {0};
+
+    costs(p, pos, bytes);
+    if (!make_room(p, bytes, class) || DS4_VEC_RESERVE(&p->wanted, p->wanted.len + 1) != 0)
+        return NULL;
+    save.point = new_point(p, pos, class);
+    if (save.point == NULL)
+        return NULL;
+    p->wanted.ptr[p->wanted.len++] = save;
+    return save.point;
 }
 
 void ds4_points_posted(struct ds4_points *p, int32_t n, int64_t step_no)
@@ -174,6 +223,7 @@ void ds4_points_acked(struct ds4_points *p, int64_t step_no)
             continue;
         }
         point->ready = true;
+        point->fresh = p->watched && DS4_VEC_PUSH(&p->fresh, point) == 0;
         relist(p, point);
     }
     p->saving.len = n;
@@ -218,9 +268,15 @@ void ds4_points_touch(struct ds4_points *p, struct ds4_point *point)
     link_newest(p, point);
 }
 
-/* Neither list of the steps' may go on pointing to it. */
+/* No list may go on pointing to it. */
 static void forget_save(struct ds4_points *p, const struct ds4_point *point)
 {
+    for (size_t i = 0; point->fresh && i < p->fresh.len; i++)
+        if (p->fresh.ptr[i] == point) {
+            p->fresh.ptr[i] = p->fresh.ptr[--p->fresh.len];
+            break;
+        }
+
     for (size_t i = 0; i < p->wanted.len; i++)
         if (p->wanted.ptr[i].point == point) {
             p->wanted.len--;
@@ -239,7 +295,7 @@ void ds4_points_drop(struct ds4_points *p, struct ds4_point *point)
 {
     if (point->node != NULL)
         ds4_prefix_detach(point);
-    if (!point->ready)
+    if (!point->ready || point->fresh)
         forget_save(p, point);
     /* A stage that never hears of the drop only keeps some bytes longer. */
     if (point->save_step >= 0)
@@ -276,7 +332,8 @@ int ds4_points_check(const struct ds4_points *p, struct ds4_err *err)
     if (n != p->n_point)
         return ds4_fail(err, DS4_E_BUG, "%d points, the books say %d", n, p->n_point);
     for (int32_t s = 0; s < p->host.n_stage; s++)
-        if (used[s] != p->host.stage[s].used_bytes || used[s] > p->host.stage[s].max_bytes)
+        if (used[s] != p->host.stage[s].used_bytes || p->host.stage[s].held_bytes < 0 ||
+            used[s] + p->host.stage[s].held_bytes > p->host.stage[s].max_bytes)
             return ds4_fail(err, DS4_E_BUG, "points of stage %d take %lld bytes, books %lld", s,
                             (long long)used[s], (long long)p->host.stage[s].used_bytes);
     return 0;

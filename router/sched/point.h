@@ -42,6 +42,8 @@ struct ds4_point {
     int32_t pos;
     enum ds4_point_class class;
     int64_t save_step; /* the step that saves it; -1 = not posted yet */
+    bool turn_end;     /* the whole of an answer's end: worth keeping on disk */
+    bool fresh;        /* in the list of that name */
     bool
         ready; /* the step that saves it is acknowledged; a stage that saves later is told to use it later
                  * still, for all obey steps in their order */
@@ -60,16 +62,23 @@ struct ds4_save {
     uint32_t epoch;
 };
 
-/* Host memory of the stages, from HELLO and FORM. */
+/* Host memory of the stages, and what they say of their disks, from HELLO and FORM. */
 struct ds4_kv_host {
     int32_t n_stage;    /* 0: no points */
     int32_t hot_tok;    /* the least hot window of the stages; 0 = not said */
     int32_t replay_tok; /* tokens after which rings that began empty are exact; 0 = not said */
+    bool disk;          /* every stage has a disk tier, all of one fingerprint */
+    bool local;         /* all on the router's host */
+    uint8_t fingerprint[DS4_ID_BYTES];
     struct {
         struct ds4_point_shape shape;
         int32_t unit_bytes;
         int64_t max_bytes;
-        int64_t used_bytes;
+        int64_t used_bytes; /* by points */
+        int64_t held_bytes; /* by what is read from disk */
+        int64_t block_bytes;
+        int32_t first_layer;
+        int32_t last_layer; /* exclusive */
     } stage[DS4_MAX_STAGES];
 };
 
@@ -81,7 +90,9 @@ struct ds4_points {
     DS4_VEC(struct ds4_save) wanted;
     DS4_VEC(struct ds4_point *) saving;
     DS4_VEC(uint64_t) dropped; /* ids the stages are to forget */
-    uint64_t n_thinned;        /* dropped for room */
+    bool watched;              /* somebody looks at the list below: those that became ready */
+    DS4_VEC(struct ds4_point *) fresh;
+    uint64_t n_thinned; /* dropped for room */
 };
 
 /* host may be NULL: no points at all. */
@@ -100,6 +111,15 @@ struct ds4_point *ds4_points_want(struct ds4_points *points, const struct ds4_sa
 void ds4_points_posted(struct ds4_points *points, int32_t n, int64_t step_no);
 /* The last stage has acknowledged all steps up to step_no. */
 void ds4_points_acked(struct ds4_points *points, int64_t step_no);
+
+/* A point the stages get from a staging in step step_no: what was held for it becomes the point's.  NULL
+ * without memory. */
+struct ds4_point *ds4_points_adopt(struct ds4_points *points, int32_t pos,
+                                   enum ds4_point_class class, int64_t step_no);
+/* Memory beside the points, bytes[n_stage] in whole units; gives up points for it, boundaries excepted.
+ * False: it cannot be had, and nothing was given up. */
+bool ds4_points_hold(struct ds4_points *points, const int64_t *bytes);
+void ds4_points_let_go(struct ds4_points *points, const int64_t *bytes);
 
 /* Does a save from this slot wait for its step? */
 bool ds4_points_waits_for(const struct ds4_points *points, int32_t slot);

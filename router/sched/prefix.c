@@ -23,7 +23,7 @@
 
 const char *ds4_kv_source_text(enum ds4_kv_source source)
 {
-    static const char *const text[] = {"cold", "hot", "tail", "anchor", "replay"};
+    static const char *const text[] = {"cold", "hot", "tail", "anchor", "replay", "disk"};
 
     return text[source];
 }
@@ -43,18 +43,9 @@ int32_t ds4_prefix_common(const int32_t *a, int32_t n_a, const int32_t *b, int32
 
 /* ---- the table of full chunks and roots ------------------------------------------------------------ */
 
-static XXH128_hash_t root_key(uint64_t salt)
-{
-    return XXH3_128bits(&salt, sizeof(salt));
-}
-
 static XXH128_hash_t chunk_key(const struct ds4_prefix_node *parent, const int32_t *token)
 {
-    unsigned char text[sizeof(parent->key) + DS4_CHUNK_TOK * sizeof(*token)];
-
-    memcpy(text, &parent->key, sizeof(parent->key));
-    memcpy(text + sizeof(parent->key), token, DS4_CHUNK_TOK * sizeof(*token));
-    return XXH3_128bits(text, sizeof(text));
+    return ds4_chain_next(parent->key, token, DS4_CHUNK_TOK);
 }
 
 static struct ds4_prefix_node **bucket_of(const struct ds4_prefix *p, XXH128_hash_t key)
@@ -81,7 +72,7 @@ static void hash_remove(struct ds4_prefix *p, struct ds4_prefix_node *node)
 
 static struct ds4_prefix_node *find_root(const struct ds4_prefix *p, uint64_t salt)
 {
-    XXH128_hash_t key = root_key(salt);
+    XXH128_hash_t key = ds4_chain_root(salt);
     struct ds4_prefix_node *node = *bucket_of(p, key);
 
     while (node != NULL && (node->parent != NULL || !XXH128_isEqual(node->key, key)))
@@ -381,6 +372,57 @@ void ds4_prefix_blocks(const struct ds4_prefix_hit *hit, int32_t *block)
             block[next--] = node->block;
 }
 
+/* ---- paths ------------------------------------------------------------------------------------------ */
+
+struct ds4_prefix_node *ds4_prefix_rows(const struct ds4_prefix *p, const int32_t *token,
+                                        int32_t n_tok, uint64_t salt, int32_t align)
+{
+    struct ds4_prefix_node *node = find_root(p, salt), *next;
+
+    while (node != NULL && n_tok - ds4_node_end(node) >= DS4_CHUNK_TOK &&
+           (next = ds4_node_find(p, node, chunk_key(node, token + ds4_node_end(node)),
+                                 token + ds4_node_end(node))) != NULL)
+        node = next;
+    while (node != NULL && ds4_node_end(node) % align != 0)
+        node = node->parent;
+    return node != NULL && node->parent != NULL ? node : NULL;
+}
+
+int32_t ds4_prefix_end(const struct ds4_prefix_node *node)
+{
+    return ds4_node_end(node);
+}
+
+XXH128_hash_t ds4_prefix_path(const struct ds4_point *point, int32_t *token)
+{
+    const struct ds4_prefix_node *node = point->node;
+
+    for (; node->parent != NULL; node = node->parent) {
+        int32_t end = ds4_node_end(node) < point->pos ? ds4_node_end(node) : point->pos;
+
+        memcpy(token + node->begin, node->token, (size_t)(end - node->begin) * sizeof(*token));
+    }
+    return node->key;
+}
+
+void ds4_prefix_path_blocks(const struct ds4_point *point, int32_t begin, int32_t end,
+                            int32_t *block)
+{
+    int32_t next = ds4_budget_blocks(end) - 1, first = begin / DS4_BLOCK_TOK;
+
+    for (const struct ds4_prefix_node *node = point->node; node != NULL && next >= first;
+         node = node->parent)
+        if (node->begin < end && node->begin / DS4_BLOCK_TOK == next)
+            block[next-- - first] = node->block;
+}
+
+bool ds4_prefix_is_above(const struct ds4_prefix_node *node, const struct ds4_prefix_node *below)
+{
+    while (below != NULL && below != node && below->begin >= node->begin)
+        below = below->parent;
+    return below == node;
+}
+
 /* ---- standing and putting -------------------------------------------------------------------------- */
 
 struct ds4_prefix_node *ds4_prefix_stand(struct ds4_prefix *p, const struct ds4_prefix_hit *hit,
@@ -395,7 +437,7 @@ struct ds4_prefix_node *ds4_prefix_stand(struct ds4_prefix *p, const struct ds4_
         node = calloc(1, sizeof(*node));
         if (node == NULL)
             return NULL;
-        node->key = root_key(salt);
+        node->key = ds4_chain_root(salt);
         node->block = DS4_NO_BLOCK;
         hash_add(p, node);
     }

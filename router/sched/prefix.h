@@ -17,12 +17,11 @@
 #include "common/err.h"
 #include "common/vec.h"
 #include "router/sched/budget.h"
+#include "router/sched/chain.h"
 #include "router/sched/point.h"
 
 #include <stdbool.h>
 #include <stdint.h>
-
-#define DS4_CHUNK_TOK 128
 
 DS4_VEC_TYPE(ds4_tokens, int32_t);
 
@@ -46,9 +45,10 @@ enum ds4_kv_source {
     DS4_SOURCE_HOT,
     DS4_SOURCE_TAIL,
     DS4_SOURCE_ANCHOR,
-    DS4_SOURCE_REPLAY
+    DS4_SOURCE_REPLAY,
+    DS4_SOURCE_DISK
 };
-/* "cold" | "hot" | "tail" | "anchor" | "replay": metric label. */
+/* "cold" | "hot" | "tail" | "anchor" | "replay" | "disk": metric label. */
 const char *ds4_kv_source_text(enum ds4_kv_source source);
 
 struct ds4_prefix {
@@ -94,6 +94,19 @@ struct ds4_prefix_hit ds4_prefix_find(struct ds4_prefix *prefix, const int32_t *
 void ds4_prefix_use(struct ds4_prefix *prefix, const struct ds4_prefix_hit *hit, int64_t now_ns);
 /* The blocks of positions below start of a hit: block[ds4_budget_blocks(hit->start)]. */
 void ds4_prefix_blocks(const struct ds4_prefix_hit *hit, int32_t *block);
+
+/* The deepest node of these tokens whose rows all exist, at a multiple of `align` (itself one of
+ * DS4_CHUNK_TOK); NULL: not so much.  Looks and touches nothing. */
+struct ds4_prefix_node *ds4_prefix_rows(const struct ds4_prefix *prefix, const int32_t *token,
+                                        int32_t n_tok, uint64_t salt, int32_t align);
+int32_t ds4_prefix_end(const struct ds4_prefix_node *node);
+/* The path to a point that hangs on its node: tokens[point->pos], the name of its root. */
+XXH128_hash_t ds4_prefix_path(const struct ds4_point *point, int32_t *token);
+/* The blocks of rows [begin, end) of that path; begin is a multiple of DS4_BLOCK_TOK. */
+void ds4_prefix_path_blocks(const struct ds4_point *point, int32_t begin, int32_t end,
+                            int32_t *block);
+/* Is `node` on the way to `below`, or it? */
+bool ds4_prefix_is_above(const struct ds4_prefix_node *node, const struct ds4_prefix_node *below);
 
 /* Where a running sequence stands: the deepest full chunk below its start, or the root of its salt.  NULL if
  * memory is out: then it cannot be cached.  Held until ds4_prefix_leave or moved by ds4_prefix_put. */

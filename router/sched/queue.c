@@ -46,6 +46,16 @@ void ds4_engine_queue(struct ds4_sched *s, struct ds4_request *req, int64_t now_
     s->head_waits = false; /* it may be somebody else's turn now */
 }
 
+void ds4_engine_queue_first(struct ds4_sched *s, struct ds4_request *req)
+{
+    req->next = s->head;
+    s->head = req;
+    if (s->tail == NULL)
+        s->tail = req;
+    s->n_queued++;
+    s->head_waits = false;
+}
+
 void ds4_engine_unlink(struct ds4_sched *s, struct ds4_request *req)
 {
     struct ds4_request **at = &s->head, *before = NULL;

@@ -73,11 +73,13 @@ static bool requeue(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns)
     if (req->internal || req->n_replay >= DS4_MAX_REPLAYS || s->drained ||
         ds4_request_move(req, DS4_REQUEST_QUEUED, &err) != 0)
         return false;
-    DS4_VEC_DEINIT(&req->history);
-    req->history.ptr = seq->token.ptr;
-    req->history.len = seq->token.len;
-    req->history.cap = seq->token.cap;
-    seq->token = (struct ds4_tokens){0};
+    if (!seq->reading) { /* else it stands where it stood in the queue */
+        DS4_VEC_DEINIT(&req->history);
+        req->history.ptr = seq->token.ptr;
+        req->history.len = seq->token.len;
+        req->history.cap = seq->token.cap;
+        seq->token = (struct ds4_tokens){0};
+    }
     req->n_replay++;
     req->seq = 0;
     ds4_metric_add(s->config.metrics, DS4_M_REQUESTS_REPLAYED, 1, NULL);

@@ -53,6 +53,10 @@ struct ds4_sched *ds4_sched_new(const struct ds4_sched_config *config,
     c->probe_ms = or_default(c->probe_ms, 10000);
     s->port = *port;
     s->next_seq = 1;
+    if (ds4_tier_init(s, err) != 0) {
+        free(s);
+        return NULL;
+    }
     return s;
 }
 
@@ -199,6 +203,7 @@ int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form,
     s->last_ack_ns = now_ns;
     s->last_token_ns = 0;
     s->started = true;
+    ds4_tier_start(s);
     return 0;
 }
 
@@ -256,6 +261,7 @@ void ds4_engine_forget_seq(struct ds4_sched *s, struct ds4_seq *seq)
             s->seqs.ptr[i] = s->seqs.ptr[--s->seqs.len];
             break;
         }
+    ds4_restore_forget_seq(s, seq);
     ds4_seq_free(seq);
 }
 
@@ -281,6 +287,7 @@ void ds4_sched_stop(struct ds4_sched *s, enum ds4_reason reason, const struct ds
 
     if (!s->started)
         return;
+    ds4_tier_stop(s, reason == DS4_REASON_RESTARTED);
     /* The generation is gone before the first callback runs, so that nothing a callback does can
      * reach it. */
     s->seqs = (struct ds4_seqs){0};
@@ -320,6 +327,7 @@ void ds4_sched_free(struct ds4_sched *s)
         return;
     ds4_sched_stop(s, DS4_REASON_DRAINING, &why, s->last_ack_ns);
     ds4_sched_fail_queue(s, DS4_REASON_DRAINING, &why, s->last_ack_ns);
+    ds4_tier_deinit(s);
     free(s);
 }
 
@@ -432,6 +440,7 @@ int ds4_sched_submit(struct ds4_sched *s, struct ds4_request *req, int64_t now_n
         return -1;
     }
     ds4_engine_queue(s, req, now_ns);
+    ds4_restore_want(s, req, now_ns);
     ds4_count_started(s->config.metrics, req);
     return 0;
 }
@@ -509,7 +518,7 @@ static struct ds4_seq *start_in_probe_place(struct ds4_sched *s, const int32_t *
  * queue waits for a slot whose state only a step can save. */
 static void probe(struct ds4_sched *s, int64_t now_ns)
 {
-    bool wanted = s->head_waits && s->head != NULL && s->points.wanted.len > 0;
+    bool wanted = ((s->head_waits && s->head != NULL) || s->tier.flush) && s->points.wanted.len > 0;
     int32_t id = 0;
 
     if (s->n_posted > 0 || s->probe != NULL ||
@@ -553,6 +562,7 @@ void ds4_sched_pump(struct ds4_sched *s, int64_t now_ns)
     int32_t places = s->config.max_seqs - (s->canary_due ? 1 : 0);
 
     ds4_engine_expire(s, now_ns);
+    ds4_tier_tick(s, now_ns);
     if (!s->started || s->failed)
         return;
     /* A look costs a comparison with every kept prefix: not in every turn of a busy loop. */
@@ -577,6 +587,9 @@ void ds4_sched_stats(const struct ds4_sched *s, struct ds4_sched_stats *stats)
         .points = s->points.n_point,
         .point_bytes = ds4_points_used_bytes(&s->points),
         .index_tok = s->prefix.n_tok,
+        .commits = s->tier.catalog == NULL ? 0 : ds4_catalog_n(s->tier.catalog),
+        .disk_bytes = s->tier.catalog == NULL ? 0 : ds4_catalog_bytes(s->tier.catalog),
+        .restoring = (int32_t)s->tier.restore.len,
         .inflight = s->n_posted,
         .steps_posted = s->next_step,
         .steps_done = s->next_step - s->n_posted,

@@ -46,12 +46,24 @@ struct ds4_sched_config {
     int32_t n_boundary_id;   /* a message begins with one of these ids: */
     int32_t boundary_id[DS4_MAX_BOUNDARY_IDS];
     struct ds4_metrics *metrics; /* borrowed; NULL = none */
+
+    /* The disk tier: manifests here, parts at the stages.  0 bytes or NULL: none. */
+    uint64_t disk_bytes;
+    const char *disk_dir;         /* borrowed while ds4_sched_new runs */
+    bool disk_no_thread;          /* for tests: files are written in the caller's time */
+    void (*disk_wake)(void *arg); /* called by the disk thread: pump soon; NULL = nobody */
+    void *disk_wake_arg;
+    int64_t unix_offset_ns; /* unix time less the time handed in */
 };
 
-/* Where steps go.  The step is borrowed for the call. */
+/* Where steps go, and jobs of the disk tier (to all stages; NULL: there is none).  Messages are borrowed
+ * for the call. */
 struct ds4_sched_port {
     void *owner;
     int (*send_step)(void *owner, const struct ds4_step *step, struct ds4_err *err);
+    int (*send_kv_write)(void *owner, const struct ds4_kv_write *write, struct ds4_err *err);
+    int (*send_kv_read)(void *owner, const struct ds4_kv_read *read, struct ds4_err *err);
+    int (*send_kv_unlink)(void *owner, const struct ds4_kv_unlink *unlink, struct ds4_err *err);
 };
 
 struct ds4_sched *ds4_sched_new(const struct ds4_sched_config *config,
@@ -126,6 +138,16 @@ int ds4_sched_tokens(struct ds4_sched *sched, const struct ds4_tokens_out *out, 
 int ds4_sched_step_done(struct ds4_sched *sched, int32_t stage, const struct ds4_step_done *done,
                         struct ds4_err *err) DS4_MUST_CHECK;
 
+/* KV_DONE of a stage: -1 with DS4_E_PROTOCOL if nobody asked it. */
+int ds4_sched_kv_done(struct ds4_sched *sched, int32_t stage, const struct ds4_kv_done *done,
+                      int64_t now_ns, struct ds4_err *err) DS4_MUST_CHECK;
+/* Before an end: conversations that are not on disk yet are saved now, as far as the pump is called until
+ * nothing is left to save. */
+void ds4_sched_save_all(struct ds4_sched *sched, int64_t now_ns);
+bool ds4_sched_is_saving(const struct ds4_sched *sched);
+/* Ends the disk thread when it has done what it was asked for; nothing is kept on disk from then on. */
+void ds4_sched_close_disk(struct ds4_sched *sched);
+
 /* The oldest posted step is older than its limit: DS4_E_TIMEOUT naming step and age. */
 int ds4_sched_check_step(const struct ds4_sched *sched, int64_t now_ns,
                          struct ds4_err *err) DS4_MUST_CHECK;
@@ -140,6 +162,9 @@ struct ds4_sched_stats {
     int32_t points;      /* restore points */
     int64_t point_bytes; /* of the fullest stage */
     int64_t index_tok;   /* tokens in the prefix index */
+    int32_t commits;     /* on disk */
+    uint64_t disk_bytes; /* of them, all stages */
+    int32_t restoring;   /* requests that wait for the disk */
     int32_t inflight;
     int64_t steps_posted;
     int64_t steps_done;

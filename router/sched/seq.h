@@ -49,6 +49,7 @@ struct ds4_seq {
     bool opened;         /* an open was posted */
     bool paused;         /* no further decode entries for now */
     bool spoiled;        /* its rows must not be reused */
+    bool reading;        /* its rows come from disk; nothing is computed and nobody was told yet */
     int32_t n_block_sent;
     const struct ds4_kv_lease *lease; /* live; the holder is this sequence */
     uint64_t salt;

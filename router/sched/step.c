@@ -46,9 +46,8 @@ static void fill_open(const struct ds4_seq *seq, struct ds4_seq_open *open)
         open->stop_id[open->n_stop++] = req->stop_id[i];
 }
 
-/* An operation of the step under construction. */
-static struct ds4_kv_op *add_op(struct ds4_sched *s, struct ds4_step *step,
-                                enum ds4_kv_op_kind kind)
+struct ds4_kv_op *ds4_engine_add_op(struct ds4_sched *s, struct ds4_step *step,
+                                    enum ds4_kv_op_kind kind)
 {
     struct ds4_kv_op *op = &s->op[step->n_op++];
 
@@ -59,13 +58,14 @@ static struct ds4_kv_op *add_op(struct ds4_sched *s, struct ds4_step *step,
 
 /* What the stages must do before a new sequence's first rows: rings from a point, and a copy of the block
  * that the sequence begins in the middle of. */
-static void begin_seq(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_step *step)
+static int begin_seq(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_step *step,
+                     struct ds4_err *err)
 {
     const struct ds4_kv_lease *lease = seq->lease;
     struct ds4_kv_op *op;
 
     if (seq->install != NULL) {
-        op = add_op(s, step, DS4_KV_INSTALL);
+        op = ds4_engine_add_op(s, step, DS4_KV_INSTALL);
         op->seq = seq->id;
         op->slot = lease->slot;
         op->epoch = lease->epoch;
@@ -75,7 +75,7 @@ static void begin_seq(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_step 
         seq->install = NULL;
     }
     if (seq->replay_from > 0) {
-        op = add_op(s, step, DS4_KV_REPLAY);
+        op = ds4_engine_add_op(s, step, DS4_KV_REPLAY);
         op->seq = seq->id;
         op->slot = lease->slot;
         op->epoch = lease->epoch;
@@ -83,11 +83,12 @@ static void begin_seq(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_step 
         op->from_pos = seq->replay_from;
     }
     if (lease->copy_from >= 0) {
-        op = add_op(s, step, DS4_KV_BLOCK_COPY);
+        op = ds4_engine_add_op(s, step, DS4_KV_BLOCK_COPY);
         op->block_src = lease->copy_from;
         op->block_dst = lease->block[lease->start_tok / DS4_BLOCK_TOK];
         ds4_budget_copied(s->budget, lease);
     }
+    return ds4_restore_add_ops(s, seq, step, err);
 }
 
 /* Points that are to be forgotten; their memory is needed by what is saved in this step. */
@@ -98,7 +99,7 @@ static void add_drops(struct ds4_sched *s, struct ds4_step *step)
     if (n == 0)
         return;
     for (size_t i = 0; i < n; i++)
-        add_op(s, step, DS4_KV_POINT_DROP)->point = s->points.dropped.ptr[i];
+        ds4_engine_add_op(s, step, DS4_KV_POINT_DROP)->point = s->points.dropped.ptr[i];
     s->points.dropped.len -= n;
     memmove(s->points.dropped.ptr, s->points.dropped.ptr + n,
             s->points.dropped.len * sizeof(*s->points.dropped.ptr));
@@ -108,7 +109,7 @@ static void add_drops(struct ds4_sched *s, struct ds4_step *step)
 static void add_parks(struct ds4_sched *s, struct ds4_step *step)
 {
     for (size_t i = 0; i < s->park.len; i++) {
-        struct ds4_kv_op *op = add_op(s, step, DS4_KV_PARK);
+        struct ds4_kv_op *op = ds4_engine_add_op(s, step, DS4_KV_PARK);
 
         op->seq = s->park.ptr[i].seq;
         op->slot = s->park.ptr[i].slot;
@@ -125,7 +126,7 @@ static void add_saves(struct ds4_sched *s, struct ds4_step *step)
            step->n_op < DS4_MAX_STEP_OPS;
          n++) {
         const struct ds4_save *save = &s->points.wanted.ptr[n];
-        struct ds4_kv_op *op = add_op(s, step, DS4_KV_POINT_SAVE);
+        struct ds4_kv_op *op = ds4_engine_add_op(s, step, DS4_KV_POINT_SAVE);
 
         op->seq = save->seq;
         op->slot = save->slot;
@@ -159,7 +160,8 @@ static int fill_entry(struct ds4_sched *s, const struct ds4_pick *pick, struct d
     }
     if (!seq->opened) {
         fill_open(seq, &s->open[step->n_open++]);
-        begin_seq(s, seq, step);
+        if (begin_seq(s, seq, step, err) != 0)
+            return -1;
         seq->opened = true;
         s->slot_open[seq->lease->slot] = true;
     }
@@ -228,6 +230,7 @@ static int build_and_send(struct ds4_sched *s, int32_t n_pick, struct ds4_posted
         return ds4_fail(err, DS4_E_BUG, "the ledger of cache blocks is out of balance");
     }
     add_drops(s, &step);
+    ds4_restore_add_drops(s, &step);
     add_parks(s, &step);
     posted->n_decode = 0;
     for (int32_t i = 0; i < n_pick; i++) {
@@ -542,6 +545,8 @@ int ds4_sched_tokens(struct ds4_sched *s, const struct ds4_tokens_out *out, int6
     ds4_points_acked(&s->points, posted->step_no);
     for (int32_t i = 0; i < out->n_entry; i++) {
         posted->entry[i].seq->n_flight--;
+        ds4_restore_acked(s, posted->entry[i].seq,
+                          (out->entry[i].flags & DS4_TOKEN_NONFINITE) == 0);
         if (!posted->entry[i].stale)
             ds4_engine_index(s, posted->entry[i].seq, now_ns);
         acked_entry(s, &posted->entry[i], &out->entry[i], now_ns, &why);

@@ -21,6 +21,8 @@ void ds4_rig_start(struct ds4_rig *rig)
 
     rig->form.generation++;
     ds4_scripted_form(&rig->stage, &rig->form, DS4_RIG_VOCAB, 120);
+    if (rig->stage.disk != NULL)
+        ds4_scripted_disk_form(rig->stage.disk, &rig->stage);
     must(ds4_sched_start(rig->sched, &rig->form, &rig->host, rig->now_ns, &err) == 0, err.msg);
 }
 
@@ -44,10 +46,29 @@ static void shape_points(struct ds4_rig *rig, int32_t n_points)
     rig->host.stage[0].max_bytes = rig->form.host_bytes;
 }
 
+/* Every stage of the form has points, and a disk. */
+static void add_disk(struct ds4_rig *rig, struct ds4_scripted_disk *disk)
+{
+    rig->stage.disk = disk;
+    disk->block_bytes = DS4_RIG_BLOCK_BYTES;
+    rig->host.disk = true;
+    rig->host.n_stage = rig->form.n_stage;
+    for (int32_t s = 0; s < rig->form.n_stage; s++) {
+        rig->host.stage[s] = rig->host.stage[0];
+        rig->host.stage[s].block_bytes = DS4_RIG_BLOCK_BYTES;
+        rig->host.stage[s].first_layer = 2 * s;
+        rig->host.stage[s].last_layer = 2 * s + 2;
+    }
+}
+
 void ds4_rig_open(struct ds4_rig *rig, const struct ds4_rig_shape *shape)
 {
     struct ds4_sched_config config = shape->config;
-    struct ds4_sched_port port = {.owner = &rig->stage, .send_step = ds4_scripted_send};
+    struct ds4_sched_port port = {.owner = &rig->stage,
+                                  .send_step = ds4_scripted_send,
+                                  .send_kv_write = ds4_scripted_kv_write,
+                                  .send_kv_read = ds4_scripted_kv_read,
+                                  .send_kv_unlink = ds4_scripted_kv_unlink};
     struct ds4_err err = {0};
 
     *rig = (struct ds4_rig){.now_ns = 1000 * DS4_NS_PER_SEC};
@@ -63,6 +84,8 @@ void ds4_rig_open(struct ds4_rig *rig, const struct ds4_rig_shape *shape)
     ds4_sched_shape(rig->sched, &rig->form);
     shape_points(rig, shape->n_points);
     rig->host.replay_tok = rig->stage.replay_tok = shape->replay_tok;
+    if (shape->disk != NULL)
+        add_disk(rig, shape->disk);
     ds4_rig_start(rig);
 }
 
@@ -173,12 +196,24 @@ void ds4_rig_client_free(struct ds4_rig_client *client)
     free(client);
 }
 
+void ds4_rig_disk(struct ds4_rig *rig)
+{
+    struct ds4_kv_done done[DS4_MAX_STAGES];
+    struct ds4_err err = {0};
+
+    while (rig->stage.disk != NULL &&
+           ds4_scripted_disk_run(rig->stage.disk, rig->form.n_stage, done))
+        for (int32_t s = 0; s < rig->form.n_stage; s++)
+            must(ds4_sched_kv_done(rig->sched, s, &done[s], rig->now_ns, &err) == 0, err.msg);
+}
+
 bool ds4_rig_turn(struct ds4_rig *rig)
 {
     struct ds4_tokens_out out;
     struct ds4_err err = {0};
 
     ds4_sched_pump(rig->sched, rig->now_ns);
+    ds4_rig_disk(rig);
     rig->now_ns += DS4_NS_PER_MS;
     if (!ds4_scripted_answer(&rig->stage, &out))
         return false;
@@ -197,7 +232,7 @@ void ds4_rig_run(struct ds4_rig *rig)
                 stats.inflight ==
             0)
             return;
-        if (!ds4_rig_turn(rig)) {
+        if (!ds4_rig_turn(rig) && rig->stage.disk == NULL) {
             ds4_sched_stats(rig->sched, &stats);
             must(stats.queued + stats.prefilling + stats.decoding + stats.parked + stats.draining ==
                      0,

@@ -8,8 +8,9 @@
 #include "router/sched/sched.h"
 #include "tests/support/scripted_stage.h"
 
-#define DS4_RIG_VOCAB   64
-#define DS4_RIG_STOP_ID 5
+#define DS4_RIG_VOCAB       64
+#define DS4_RIG_STOP_ID     5
+#define DS4_RIG_BLOCK_BYTES 2048 /* 8 a row, as the scripted disk writes them */
 
 struct ds4_rig_client {
     struct ds4_rig *rig;
@@ -37,6 +38,7 @@ struct ds4_rig_shape {
     int32_t
         n_points; /* anchors the stages have host memory for; a tail weighs as much as up to three */
     int32_t replay_tok;             /* as of struct ds4_kv_host */
+    struct ds4_scripted_disk *disk; /* borrowed; NULL: none */
     struct ds4_sched_config config; /* vocab is filled in */
 };
 
@@ -55,6 +57,8 @@ struct ds4_rig_client *ds4_rig_client_of(struct ds4_rig *rig, const int32_t *pro
 int ds4_rig_submit(struct ds4_rig_client *client, enum ds4_reason *reason, struct ds4_err *err);
 void ds4_rig_client_free(struct ds4_rig_client *client);
 
+/* Answers of the disk tier that are due. */
+void ds4_rig_disk(struct ds4_rig *rig);
 /* pump, then one answer; false when nothing was posted.  1 ms passes. */
 bool ds4_rig_turn(struct ds4_rig *rig);
 /* Turns until nothing is queued, running or draining. */

@@ -138,6 +138,7 @@ void ds4_scripted_form(struct ds4_scripted_stage *stage, const struct ds4_form *
         .last_close = -1,
         .next = stage->next,
         .next_owner = stage->next_owner,
+        .disk = stage->disk,
     };
     stage->slot = calloc((size_t)form->n_slots, sizeof(*stage->slot));
     stage->cell = calloc((size_t)form->n_blocks * DS4_BLOCK_TOK, sizeof(*stage->cell));
@@ -307,10 +308,31 @@ static void save_point(struct ds4_scripted_stage *stage, const struct ds4_kv_op 
     stage->n_saves++;
 }
 
+uint64_t ds4_scripted_point_hash(struct ds4_scripted_stage *stage, uint64_t id, int32_t pos)
+{
+    const struct ds4_scripted_point *point = find_point(stage, id);
+
+    if (point != NULL && point->pos == pos)
+        return point->hash;
+    object(stage, "a write of a point that is not there", -1, (int64_t)id, pos);
+    return 0;
+}
+
+void ds4_scripted_add_point(struct ds4_scripted_stage *stage, uint64_t id, int32_t pos,
+                            uint64_t hash)
+{
+    const struct ds4_scripted_point point = {.id = id, .pos = pos, .hash = hash};
+
+    stage->point_bytes += point_cost(stage, pos);
+    if (find_point(stage, id) != NULL || DS4_VEC_PUSH(&stage->point, point) != 0)
+        object(stage, "a point that exists", -1, (int64_t)id, pos);
+}
+
 static void run_op(struct ds4_scripted_stage *stage, const struct ds4_kv_op *op, int64_t step)
 {
     struct ds4_scripted_point *point = find_point(stage, op->point);
     struct ds4_scripted_slot *slot;
+    const char *what;
 
     switch (op->kind) {
     case DS4_KV_POINT_SAVE:
@@ -354,6 +376,12 @@ static void run_op(struct ds4_scripted_stage *stage, const struct ds4_kv_op *op,
                &stage->cell[(size_t)op->block_src * DS4_BLOCK_TOK],
                DS4_BLOCK_TOK * sizeof(*stage->cell));
         stage->n_copies++;
+        break;
+    case DS4_KV_STAGED_INSTALL:
+    case DS4_KV_STAGED_DROP:
+        what = stage->disk == NULL ? "no disk" : ds4_scripted_disk_op(stage->disk, op);
+        if (what != NULL)
+            object(stage, what, step, (int64_t)op->staging, op->first_block);
         break;
     default:
         object(stage, "operation not known here", step, op->kind, 0);

@@ -14,6 +14,7 @@
 #include "common/err.h"
 #include "common/vec.h"
 #include "proto/message.h"
+#include "tests/support/scripted_disk.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -74,6 +75,7 @@ struct ds4_scripted_stage {
     int64_t last_close; /* step of the newest close */
     int32_t replay_tok; /* a replay must be at least so long */
     uint64_t n_saves, n_installs, n_copies, n_replays;
+    struct ds4_scripted_disk *disk; /* borrowed; NULL: none.  Kept by ds4_scripted_form. */
 };
 
 /* Joins a generation, forgetting everything of the one before but the shape of points.  Zero the struct
@@ -87,6 +89,11 @@ int ds4_scripted_send(void *stage, const struct ds4_step *step, struct ds4_err *
 
 /* Executes the oldest posted step.  False if there is none.  out->entry lives until the next call. */
 bool ds4_scripted_answer(struct ds4_scripted_stage *stage, struct ds4_tokens_out *out);
+
+/* The hash of a point, which must be at pos; and a new point. */
+uint64_t ds4_scripted_point_hash(struct ds4_scripted_stage *stage, uint64_t id, int32_t pos);
+void ds4_scripted_add_point(struct ds4_scripted_stage *stage, uint64_t id, int32_t pos,
+                            uint64_t hash);
 
 /* What the model says after these tokens: the reference for every test of equality. */
 int32_t ds4_scripted_next(int32_t vocab, const int32_t *token, int32_t n);
