@@ -240,13 +240,17 @@ $(BUILD)/bench/bench_cuda: $(BUILD)/bench/%: $(BUILD)/obj/bench/%.o $(GPU_LIBS)
 
 gpu: $(GPU_PROGRAMS) ## with CUDA=1: the checks and the bench of the CUDA kernels
 
-# Kernels against the CPU's, then the model's own tests on the card.  Without a GPU it says so and fails.
-STAGE_TESTS := $(addprefix $(BUILD)/tests/unit/test_,golden stage stage_bits)
-check-cuda: $(if $(filter 1,$(CUDA)),$(GPU_PROGRAMS) $(STAGE_TESTS)) ## with CUDA=1, on a machine with a GPU
+# Kernels against the CPU's, then the model's own tests on the card, its sequence state and disk tier among
+# them, and whole rigs: churn, lost stages, streams beside each other.  Without a GPU it says so and fails.
+STAGE_TESTS := $(addprefix $(BUILD)/tests/unit/test_,golden stage stage_bits kv_point kv_tier)
+CUDA_E2E := $(addprefix tests/e2e/test_,churn.py failures.py replay.py streams.py) \
+            $(if $(FAULTS),tests/e2e/faults.py)
+check-cuda: $(if $(filter 1,$(CUDA)),$(GPU_PROGRAMS) $(STAGE_TESTS) $(BINS) $(SCRIPTED)) ## with CUDA=1, on a machine with a GPU
 	@[ -e /dev/nvidiactl ] || { echo "check-cuda: there is no GPU here"; echo "0 passed, 1 failed"; exit 1; }
 	@[ '$(CUDA)' = 1 ] || { echo "check-cuda: make CUDA=1 check-cuda"; echo "0 passed, 1 failed"; exit 1; }
 	@tests/run.sh $(CONFIG) $(filter $(BUILD)/tests/cuda/%,$(GPU_PROGRAMS)) \
-		$(foreach t,$(STAGE_TESTS),'$(t) --backend cuda')
+		$(foreach t,$(STAGE_TESTS),'$(t) --backend cuda') \
+		$(foreach t,$(CUDA_E2E),'$(t) --set worker.backend=cuda')
 
 tests: $(UNIT) $(FUZZERS) $(BINS) $(SCRIPTED) ## build everything that check runs
 
@@ -291,7 +295,8 @@ soak: $(BINS) $(addprefix $(BUILD)/tests/unit/test_,stream kv_model kv_point kv_
 	$(BUILD)/tests/unit/test_kv_keep --long 1
 	$(BUILD)/tests/unit/test_stream 200000
 	python3 tests/e2e/test_streams.py --config $(CONFIG) --seconds $(SOAK_SECONDS)
-	python3 tests/e2e/test_churn.py --config $(CONFIG) --seconds 600
+	PYTHONHASHSEED=0 python3 tests/e2e/test_churn.py --config $(CONFIG) --seconds 600
+	python3 tests/e2e/test_soak.py --config $(CONFIG) --seconds 7200
 	python3 tests/e2e/test_service.py Kills --config $(CONFIG) --seconds $(SOAK_SECONDS)
 
 fuzz: $(FUZZERS) ## run each fuzzer FUZZ_SECONDS

@@ -84,6 +84,9 @@ struct chain_part {
  * f32; the cpu is the default), `--only PATTERN` the tests whose name matches. */
 void chain_take_args(int argc, char **argv);
 bool chain_on_cpu(void);
+/* Are n f32 values of rows the same: every bit on the CPU; on a device, whose rounding depends on how many rows
+ * a step has, within 2 % of their length. */
+bool chain_same_rows(const float *a, const float *b, size_t n);
 
 struct ds4_stage_config chain_config(const struct chain_options *options, int32_t stage);
 struct chain *chain_new(const struct chain_options *options);

@@ -96,8 +96,8 @@ static void check_suffix(const char *what, struct chain *c, int32_t m)
     if (got == NULL)
         got = take(SUFFIX_TOK * text.n_value, sizeof(*got));
     chain_residual(c, SUFFIX_TOK, got);
-    if (memcmp(got, text.want + (size_t)m * SUFFIX_TOK * text.n_value,
-               SUFFIX_TOK * text.n_value * sizeof(*got)) != 0)
+    if (!chain_same_rows(got, text.want + (size_t)m * SUFFIX_TOK * text.n_value,
+                         SUFFIX_TOK * text.n_value))
         fail_msg("%s: cut at %d differs from a cold run", what, m);
 }
 
@@ -440,7 +440,8 @@ static void check_parent(struct chain *c, int32_t pos)
     chain_residual(cold, SUFFIX_TOK, want);
     run_suffix(c, 0, pos);
     chain_residual(c, SUFFIX_TOK, got);
-    assert_memory_equal(want, got, bytes);
+    assert_true(chain_same_rows((const float *)(const void *)want, (const float *)(const void *)got,
+                                SUFFIX_TOK * text.n_value));
     free(got);
     free(want);
     chain_free(cold);
@@ -473,8 +474,8 @@ static void check_fork(int32_t m, int32_t n_stage)
 
         chain_step(c, NULL, 0, part, 2);
         chain_residual(c, 1, row);
-        if (memcmp(row, text.want + ((size_t)m * SUFFIX_TOK + (size_t)t) * text.n_value,
-                   c->row_bytes) != 0)
+        if (!chain_same_rows(row, text.want + ((size_t)m * SUFFIX_TOK + (size_t)t) * text.n_value,
+                             text.n_value))
             fail_msg("fork at %d: token %d of the child differs", m, t);
     }
     check_parent(c, m + 30 + SUFFIX_TOK);
