@@ -525,7 +525,7 @@ class CardTests(Rig):
         self.options.pop()
         self.assertFinds("memtest", "skip", "--card-tests")
         self.options.append("--card-tests")
-        self.assertFinds("nccltest", "fail", "there is no libcuda.so.1")
+        self.assertFinds("nccltest", "fail", "there is no lib")  # nccl or cuda, whichever is missed first
 
 
 if __name__ == "__main__":
