@@ -228,6 +228,8 @@
     X(KV_DISK_IO, "ds4_kv_disk_io_bytes_total", COUNTER, NONE, "direction=read|written",           \
       "Bytes of parts, all stages")                                                                \
     X(KV_DISK_BYTES, "ds4_kv_disk_bytes", GAUGE, NONE, "", "Parts and manifests on disk")          \
+    X(KV_DISK_LIMIT, "ds4_kv_disk_limit_bytes", GAUGE, NONE, "",                                   \
+      "What they may take, kv.disk_mb; 0 = there is no disk tier")                                 \
     X(KV_DISK_COMMITS, "ds4_kv_disk_commits", GAUGE, NONE, "", "Commits on disk")                  \
     X(KV_DISK_RESTORE_SECONDS, "ds4_kv_disk_restore_seconds", HISTOGRAM, LATENCY, "",              \
       "Time from admission until all parts are verified")                                          \

@@ -299,6 +299,7 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
     if (app->cluster == NULL)
         return -1;
     ds4_bus_attach(app->bus, app->cluster);
+    ds4_metric_set(app->metrics, DS4_M_KV_DISK_LIMIT, (double)sched.disk_bytes, NULL);
     app->stats = ds4_stats_new(app->sched, app->cluster, app->metrics, cluster.n_stage, err);
     if (app->stats == NULL)
         return -1;
