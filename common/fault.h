@@ -21,14 +21,15 @@
 #define DS4_FAULT_TABLE(X)                                                                         \
     X(CLOCK_JUMP, "clock_jump") /* the clock of people and files leaps back an hour */             \
     X(CUDA_STICKY_ERROR, "cuda_sticky_error") /* the device faults: exit 70 */                     \
-    X(EXPERT_OOB, "expert_oob")               /* an expert id is out of range */                   \
-    X(TOPK_OOB, "topk_oob")                   /* a selected row is out of range */                 \
-    X(NAN_LOGITS, "nan_logits")               /* a logits row is not finite */                     \
-    X(NCCL_PEER_EXIT, "nccl_peer_exit")       /* the process is killed before it sends */          \
-    X(NCCL_HANG, "nccl_hang")                 /* a step's rows or record are never sent */         \
-    X(RESERVE_FAIL, "reserve_fail")           /* a request finds no room although there is */      \
-    X(GROW_FAIL, "grow_fail")                 /* a running one finds no block */                   \
-    X(COW_FAIL, "cow_fail") /* a block cannot be copied for who goes on inside it */               \
+    X(CARD_XID, "card_xid")     /* the driver says that the card fell off the bus: exit 79 */      \
+    X(EXPERT_OOB, "expert_oob") /* an expert id is out of range */                                 \
+    X(TOPK_OOB, "topk_oob")     /* a selected row is out of range */                               \
+    X(NAN_LOGITS, "nan_logits") /* a logits row is not finite */                                   \
+    X(NCCL_PEER_EXIT, "nccl_peer_exit") /* the process is killed before it sends */                \
+    X(NCCL_HANG, "nccl_hang")           /* a step's rows or record are never sent */               \
+    X(RESERVE_FAIL, "reserve_fail")     /* a request finds no room although there is */            \
+    X(GROW_FAIL, "grow_fail")           /* a running one finds no block */                         \
+    X(COW_FAIL, "cow_fail")             /* a block cannot be copied for who goes on inside it */   \
     X(HOST_ANCHOR_ALLOC_FAIL, "host_anchor_alloc_fail") /* a point finds no memory */              \
     X(INSTALL_COPY_FAIL, "install_copy_fail")           /* a point does not reach the rings */     \
     X(PART_SHORT_READ, "part_short_read")               /* a part ends too early */                \

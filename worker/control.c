@@ -636,8 +636,14 @@ static void watch_step(struct control *c)
 static void watch_card(struct control *c)
 {
     struct ds4_err err = {0};
+    int rc = c->card == NULL ? 0 : ds4_card_watch_get(c->card, &c->card_state, &err);
 
-    if (c->card == NULL || ds4_card_watch_get(c->card, &c->card_state, &err) == 0)
+    if (DS4_FAULT_POINT(CARD_XID)) {
+        c->card_state.told = true;
+        c->card_state.xid[DS4_XID_79]++;
+        rc = ds4_fail(&err, DS4_E_CORRUPT, "Xid 79: a deliberate fault");
+    }
+    if (rc == 0)
         return;
     send_health(c);
     ds4_fatal_leave(DS4_EXIT_OPERATOR, "%s", err.msg);

@@ -85,6 +85,19 @@ class Faults(unittest.TestCase):
         self.assertEqual(self.rig.router.pid, router)
         self.assertIsNone(self.rig.router.poll())
 
+    def test_a_card_that_needs_an_operator_ends_its_worker_with_79_and_is_counted(self):
+        self.start("card_xid:12", 1)
+        self.assertEqual(self.exit_status(1, 30), 79)
+        self.assertLess(self.rig.wait_not_ready(), 3)
+        text = self.rig.request("GET", "/metrics")[2].decode()
+        self.assertRegex(text, r'ds4_gpu_xid_total\{[^}]*stage="1",code="79"\} 1')
+        self.assertIn("Xid 79", self.log(1))
+        self.rig.start_worker(1)
+        self.rig.wait_ready(30)
+        self.assertEqual(self.answer(), TEXT)
+        text = self.rig.request("GET", "/metrics")[2].decode()
+        self.assertRegex(text, r'ds4_worker_restarts_total\{[^}]*stage="1",exit="79"\} 1')
+
     def test_the_report_of_a_fault_names_where_and_the_last_64_steps(self):
         self.start("cuda_sticky_error:80", 0)
         _, reader = self.story()
