@@ -67,7 +67,7 @@ class Admin(unittest.TestCase):
 
     def test_health_is_quick_under_load(self):
         """Eight streams run meanwhile: the answer takes no lock and asks no worker."""
-        running = [self.read_story(200) for _ in range(8)]
+        running = [self.read_story(60) for _ in range(8)]
         sock = socket.create_connection(("127.0.0.1", self.rig.port))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         took = []

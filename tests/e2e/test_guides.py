@@ -146,6 +146,11 @@ class Guides(unittest.TestCase):
                  for body in re.findall(r"<<'END'\n(.*?)^END$", block, flags=re.M | re.S)]
         self.assertEqual(len(texts), 2)
         more = re.search(r"printf '(http \{.*?)\\n'", self.guides["deploy/INSTALL.md"]).group(1)
+        # What stands in no command: a block of settings alone, and a section in the text.
+        parts = [block for words, block in blocks(self.guides["deploy/INSTALL.md"]) if not words and "{" in block]
+        parts += re.findall(r"`(\w+ \{[^`\n]*\})`", self.guides["deploy/INSTALL.md"])
+        self.assertEqual(len(parts), 2)
+        texts += [texts[0] + part for part in parts]
         for text in texts:
             with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
                 file.write(text + more + "\n")
