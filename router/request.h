@@ -225,7 +225,10 @@ struct ds4_request {
     struct ds4_usage usage;
     struct ds4_timing timing;
     DS4_VEC(int32_t)
-    history;          /* owned: prompt and answer so far, of one that begins again; else empty */
+    history;             /* owned: prompt and answer so far, of one that begins again; else empty */
+    uint64_t follow_seq; /* waits in the queue for the prompt rows below follow_tok of this one; */
+    int32_t follow_slot; /* 0 = none */
+    int32_t follow_tok;
     bool parked;      /* waits because it gave way: for as long as it takes */
     int32_t n_replay; /* generations it has survived */
     bool paused;

@@ -146,6 +146,40 @@ static bool better_one_is_draining(const struct ds4_sched *s, const struct ds4_r
     return false;
 }
 
+/* Somebody is computing what this prompt begins with: waiting for it takes no longer than computing it once
+ * more beside it, and leaves the stages to others.  Notes whom to wait for. */
+static bool better_one_is_coming(const struct ds4_sched *s, struct ds4_request *req, int32_t run,
+                                 int64_t now_ns)
+{
+    struct tokens known = tokens_of(req);
+    int32_t best = run + DS4_ANCHOR_TOK - 1;
+
+    req->follow_seq = 0;
+    /* Only points let a second one start from there, and who punishes repetitions starts at 0. */
+    if (s->points.host.n_stage == 0 || req->no_cache_reads ||
+        req->sampling.repetition_penalty != 1 || !ds4_engine_may_follow(s, req, now_ns))
+        return false;
+    for (size_t i = 0; i < s->batch.prefill.len; i++) {
+        const struct ds4_seq *seq = s->batch.prefill.ptr[i];
+        int32_t common;
+
+        if (seq->req == NULL || seq == s->probe || seq->spoiled || seq->salt != req->salt ||
+            seq->n_acked >= seq->n_prompt)
+            continue;
+        common = ds4_prefix_common(seq->token.ptr, seq->n_prompt, known.ptr, known.n - 1);
+        /* The whole prompt leaves an exact point, a part of it anchors. */
+        if (common < seq->n_prompt - 1)
+            common = common / DS4_ANCHOR_TOK * DS4_ANCHOR_TOK;
+        if (common <= best || seq->n_acked >= common)
+            continue;
+        best = common;
+        req->follow_seq = seq->id;
+        req->follow_slot = seq->slot;
+        req->follow_tok = common < seq->n_prompt - 1 ? common : seq->n_prompt;
+    }
+    return req->follow_seq != 0;
+}
+
 /* Nobody runs, so nothing will ever become free by itself: what stands in the way are the rows that the
  * request shares, which a lookup protects even if no place is left to go on from. */
 static bool must_start_over(const struct ds4_sched *s, const struct ds4_prefix_hit *hit)
@@ -223,6 +257,7 @@ static const struct ds4_kv_lease *find_place(struct ds4_sched *s, struct ds4_req
     struct ds4_prefix_hit memory;
 
     *restore = NULL;
+    req->follow_seq = 0;
     *hit = ds4_prefix_find(&s->prefix, known.ptr, req->no_cache_reads ? 0 : known.n, req->salt);
     if (!req->no_cache_reads && better_one_is_draining(s, req, hit->start))
         return NULL;
@@ -230,6 +265,8 @@ static const struct ds4_kv_lease *find_place(struct ds4_sched *s, struct ds4_req
         *hit = ds4_prefix_find(&s->prefix, known.ptr, most, req->salt);
     if (lacks_history(s, req, hit))
         *hit = ds4_prefix_find(&s->prefix, known.ptr, 0, req->salt);
+    if (better_one_is_coming(s, req, hit->run, now_ns))
+        return NULL;
     memory = *hit;
     *restore = ds4_restore_look(s, req, known.ptr, most, hit, now_ns);
     if (*restore != NULL) {
@@ -256,6 +293,8 @@ bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns)
     struct ds4_err err = {0};
     struct ds4_seq *seq;
 
+    if (req == NULL)
+        return false;
     if (ds4_engine_fit(s, req, &reason, &err) != 0) {
         ds4_engine_unlink(s, req);
         ds4_engine_finish(s, req, DS4_END_ERROR, reason, -1, now_ns, &err);
@@ -263,8 +302,9 @@ bool ds4_engine_admit(struct ds4_sched *s, int64_t now_ns)
     }
     lease = find_place(s, req, &hit, &restore, now_ns, &err);
     if (lease == NULL) {
-        if (err.code == DS4_OK)
-            return false; /* a better place is about to be there */
+        if (err.code ==
+            DS4_OK) /* a better place is about to be there; who follows lets others by */
+            return req->follow_seq != 0;
         s->short_of = req;
         s->shortage = err;
         return false;

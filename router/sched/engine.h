@@ -133,7 +133,14 @@ void ds4_engine_close_slot(struct ds4_sched *s, int32_t slot);
 void ds4_engine_finish(struct ds4_sched *s, struct ds4_request *req, enum ds4_end end,
                        enum ds4_reason reason, int32_t stop_id, int64_t now_ns,
                        const struct ds4_err *err);
-/* Into the queue, out of it, and whose turn it is: NULL if nobody waits. */
+/* Those in the queue that wait for a place; who could have one, and waits for rows that are being made or gave
+ * way, is not counted. */
+int32_t ds4_engine_n_waiting(const struct ds4_sched *s, int64_t now_ns);
+/* May it wait for rows that another one's prompt makes?  Not for longer than half of the time it has: that
+ * prompt may be very long. */
+bool ds4_engine_may_follow(const struct ds4_sched *s, const struct ds4_request *req,
+                           int64_t now_ns);
+/* Into the queue, out of it, and whose turn it is: NULL if nobody waits, or all for what others compute. */
 void ds4_engine_queue(struct ds4_sched *s, struct ds4_request *req, int64_t now_ns);
 void ds4_engine_unlink(struct ds4_sched *s, struct ds4_request *req);
 struct ds4_request *ds4_engine_next(struct ds4_sched *s, int64_t now_ns);

@@ -230,6 +230,7 @@ void ds4_engine_index(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns)
 
         if (node != NULL)
             ds4_prefix_thin(&s->prefix, node, known, false);
+        s->head_waits = false; /* somebody may wait for these rows */
     }
     /* Of the answer: rows that are there for certain, and still in the rings. */
     anchor = newest_anchor(s, seq->n_prompt, seq->n_acked);

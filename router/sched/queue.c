@@ -74,6 +74,35 @@ void ds4_engine_unlink(struct ds4_sched *s, struct ds4_request *req)
     s->head_waits = false; /* another one may be next now */
 }
 
+bool ds4_engine_may_follow(const struct ds4_sched *s, const struct ds4_request *req, int64_t now_ns)
+{
+    return now_ns - req->timing.queued_ns < s->config.queue_ms * DS4_NS_PER_MS / 2;
+}
+
+/* The rows it waits for are being made. */
+static bool follows(const struct ds4_sched *s, const struct ds4_request *req, int64_t now_ns)
+{
+    const struct ds4_seq *seq =
+        req->follow_seq == 0 || s->of_slot == NULL || req->follow_slot >= s->form.n_slots
+            ? NULL
+            : s->of_slot[req->follow_slot];
+
+    return seq != NULL && seq->id == req->follow_seq && seq->state == DS4_SEQ_PREFILL &&
+           seq->n_acked < req->follow_tok && ds4_engine_may_follow(s, req, now_ns);
+}
+
+int32_t ds4_engine_n_waiting(const struct ds4_sched *s, int64_t now_ns)
+{
+    int32_t places = s->config.max_seqs - s->n_running, n = s->n_queued;
+
+    for (const struct ds4_request *req = s->head; req != NULL && places > 0; req = req->next)
+        if (follows(s, req, now_ns) || req->parked) {
+            places--;
+            n--;
+        }
+    return n;
+}
+
 struct ds4_request *ds4_engine_next(struct ds4_sched *s, int64_t now_ns)
 {
     struct ds4_request *next = NULL;
@@ -83,6 +112,8 @@ struct ds4_request *ds4_engine_next(struct ds4_sched *s, int64_t now_ns)
         int64_t waited_ms = (now_ns - req->timing.queued_ns) / DS4_NS_PER_MS;
         int64_t rank = standing(s, req) - waited_ms * DS4_AGING_TOK_PER_S / 1000;
 
+        if (follows(s, req, now_ns))
+            continue;
         if (req->history.len > 0) /* it has begun to answer: before all others */
             rank = INT64_MIN + (req->timing.queued_ns & INT64_MAX) / 2;
         if (next == NULL || rank < best) {

@@ -411,7 +411,7 @@ static int check_request(struct ds4_sched *s, struct ds4_request *req, int64_t n
     *reason = DS4_REASON_POISONED;
     if (ds4_engine_check_poison(s, req, now_ns, wait_ms, err) != 0)
         return -1;
-    if (s->n_queued >= s->config.queue_max) {
+    if (ds4_engine_n_waiting(s, now_ns) >= s->config.queue_max) {
         *reason = DS4_REASON_QUEUE_FULL;
         *wait_ms = retry_after_ms(s);
         return ds4_fail(err, DS4_E_BUSY, "%d requests are waiting already", s->n_queued);

@@ -1,0 +1,171 @@
+/* Prompts with a common beginning that arrive together (router/sched/admit.c): one computes it, the others wait
+ * for that, and nobody waits for ever. */
+#include "router/sched/engine.h"
+#include "tests/support/sched_rig.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+static const struct ds4_rig_shape roomy = {
+    .n_stage = 2,
+    .n_blocks = 400,
+    .n_slots = 6,
+    .context_tok = 32768,
+    .n_points = 400,
+    .config = {.max_seqs = 4, .chunk_tok = 512},
+};
+
+static void assert_clean(struct ds4_rig *rig)
+{
+    struct ds4_sched *s = rig->sched;
+    struct ds4_err err = {0};
+
+    (void)(ds4_budget_check(s->budget, &err) == 0 && ds4_prefix_check(&s->prefix, &err) == 0 &&
+           ds4_points_check(&s->points, &err) == 0);
+    assert_string_equal(err.msg, "");
+    assert_string_equal(rig->stage.err.msg, "");
+}
+
+static struct ds4_rig_client *submit(struct ds4_rig *rig, const int32_t *token, int32_t n,
+                                     int32_t max_new)
+{
+    struct ds4_rig_client *client = ds4_rig_client_of(rig, token, n, max_new);
+    struct ds4_err err = {0};
+
+    assert_int_equal(ds4_rig_submit(client, NULL, &err), 0);
+    return client;
+}
+
+static int32_t *tokens(uint32_t seed, int32_t n)
+{
+    int32_t *token = malloc((size_t)n * sizeof(*token));
+    uint32_t x = seed * 2654435761u + 1;
+
+    assert_non_null(token);
+    for (int32_t t = 0; t < n; t++) {
+        x = x * 1664525u + 1013904223u;
+        token[t] = (int32_t)((x >> 10) % DS4_RIG_VOCAB);
+    }
+    return token;
+}
+
+static void change(int32_t *token, int32_t at)
+{
+    token[at] = (token[at] + 1) % DS4_RIG_VOCAB;
+}
+
+/* Equal prompts that arrive together: each computed all of it, as many times as there were places. */
+static void prompts_that_arrive_together_are_computed_once(void **state)
+{
+    int32_t *token = tokens(14, 6000);
+    struct ds4_rig_client *c[5], *other;
+    struct ds4_rig rig;
+
+    (void)state;
+    ds4_rig_open(&rig, &roomy);
+    for (int32_t i = 0; i < 3; i++)
+        c[i] = submit(&rig, token, 6000, 20);
+    other = ds4_rig_client(&rig, 15, 300, 4); /* has nothing in common: does not wait */
+    assert_int_equal(ds4_rig_submit(other, NULL, NULL), 0);
+    c[3] = submit(&rig, token, 3000, 20); /* a part of it */
+    change(token, 4500);
+    c[4] = submit(&rig, token, 5000, 20); /* goes another way */
+    while (other->n_done == 0)
+        ds4_rig_turn(&rig);
+    assert_true(c[0]->out.len < 20);
+    ds4_rig_run(&rig);
+    for (int32_t i = 0; i < 5; i++) {
+        assert_true(ds4_rig_is_right(c[i], 20));
+        ds4_rig_client_free(c[i]);
+    }
+    assert_true(ds4_rig_is_right(other, 4));
+    ds4_rig_client_free(other);
+    /* 6000 once, two rows of its twins, what lies behind an anchor, what differs, and the answers. */
+    assert_true(rig.stage.n_rows < 6000 + 300 + 2 * 128 + 500 + 6 * 22);
+    assert_clean(&rig);
+    free(token);
+    ds4_rig_close(&rig);
+}
+
+/* Who is waited for may go away, or take too long: the other one computes for itself. */
+static void a_prompt_that_waits_for_another_does_not_wait_for_ever(void **state)
+{
+    struct ds4_rig_shape shape = roomy;
+    int32_t *token = tokens(16, 8000);
+    struct ds4_rig_client *c[2];
+    struct ds4_rig rig;
+
+    (void)state;
+    shape.config.queue_ms = 1000;
+    for (int32_t gone = 0; gone < 2; gone++) {
+        ds4_rig_open(&rig, &shape);
+        for (int32_t i = 0; i < 2; i++)
+            c[i] = submit(&rig, token, 8000, 8);
+        for (int32_t i = 0; i < 4; i++)
+            ds4_rig_turn(&rig);
+        assert_int_equal(c[1]->n_admitted, 0);
+        if (gone)
+            ds4_sched_cancel(rig.sched, c[0]->req, DS4_CANCEL_DISCONNECT, rig.now_ns);
+        else
+            rig.now_ns += 600 * INT64_C(1000000);
+        for (int32_t i = 0; i < 12 && c[1]->n_admitted == 0; i++)
+            ds4_rig_turn(&rig);
+        assert_int_equal(c[1]->n_admitted, 1);
+        assert_true(c[1]->cached >= 1024); /* with what was there by then */
+        ds4_rig_run(&rig);
+        assert_true(ds4_rig_is_right(c[1], 8));
+        assert_clean(&rig);
+        for (int32_t i = 0; i < 2; i++)
+            ds4_rig_client_free(c[i]);
+        ds4_rig_close(&rig);
+    }
+    free(token);
+}
+
+/* They have places: a full queue is one of requests that wait for a place. */
+static void who_waits_for_rows_does_not_fill_the_queue(void **state)
+{
+    struct ds4_rig_shape shape = roomy;
+    int32_t *token = tokens(17, 4000);
+    struct ds4_rig_client *c[5], *late;
+    struct ds4_err err = {0};
+    struct ds4_rig rig;
+
+    (void)state;
+    shape.config.queue_max = 2;
+    ds4_rig_open(&rig, &shape);
+    for (int32_t i = 0; i < 4; i++) {
+        c[i] = submit(&rig, token, 4000 - i, 8);
+        ds4_sched_pump(rig.sched, rig.now_ns);
+    }
+    assert_int_equal(rig.sched->n_running, 1);
+    c[4] = ds4_rig_client(&rig, 18, 100, 8);
+    assert_int_equal(ds4_rig_submit(c[4], NULL, &err), 0);
+    late = ds4_rig_client(&rig, 19, 100, 8);
+    assert_int_equal(ds4_rig_submit(late, NULL, &err), 0);
+    ds4_rig_run(&rig);
+    for (int32_t i = 0; i < 5; i++) {
+        assert_true(ds4_rig_is_right(c[i], 8));
+        ds4_rig_client_free(c[i]);
+    }
+    assert_true(ds4_rig_is_right(late, 8));
+    ds4_rig_client_free(late);
+    assert_clean(&rig);
+    free(token);
+    ds4_rig_close(&rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(prompts_that_arrive_together_are_computed_once),
+        cmocka_unit_test(a_prompt_that_waits_for_another_does_not_wait_for_ever),
+        cmocka_unit_test(who_waits_for_rows_does_not_fill_the_queue),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
