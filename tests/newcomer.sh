@@ -1,7 +1,7 @@
 #!/bin/bash
 # What somebody new meets: every command of README.md and deploy/INSTALL.md as it stands, on a bare Debian 12
 # made by debootstrap, and the Debian package installed and purged in a second one.  Needs root, a network
-# for packages and about ten minutes; `make check-newcomer`.
+# for packages, about seven minutes on two cores and what `make check` takes there; `make check-newcomer`.
 #
 #   NEWCOMER_BASE=folder   a bare root made before, copied instead of made
 #   NEWCOMER_CHECK=0       leave out `make check`
