@@ -52,7 +52,7 @@ static void read_params(const struct ds4_json *body)
 
     if (req == NULL)
         abort();
-    if (ds4_params_refuse(body, &error) != 0 ||
+    if (ds4_params_refuse(body, DS4_API_CHAT, &error) != 0 ||
         ds4_params_read(body, context_of_all(), &names, req, &error) != 0 ||
         ds4_params_read_logprobs(body, req, &error) != 0)
         check_refusal(&error);
