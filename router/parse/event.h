@@ -86,7 +86,7 @@ static inline char *ds4_events_extend(struct ds4_events *events, enum ds4_event_
     if (n_event > 0)
         event = &events->list.ptr[n_event - 1];
     if (event == NULL || event->kind != kind || event->call != call) {
-        if (n_event == events->list.cap) {
+        if (n_event == events->list.cap || events->list.ptr == NULL) {
             event = ds4_events_push(events, kind, call);
         } else {
             event = &events->list.ptr[events->list.len++];
