@@ -123,7 +123,7 @@ void ds4_events_push_finish(struct ds4_events *events, const struct ds4_finish *
 static inline struct ds4_str ds4_event_text(const struct ds4_events *events,
                                             const struct ds4_event *event)
 {
-    return (struct ds4_str){events->text.ptr + event->text_at, event->text_len};
+    return (struct ds4_str){ds4_buf_view(&events->text).ptr + event->text_at, event->text_len};
 }
 
 /* "stop", "length", "tool_calls". */
