@@ -297,6 +297,7 @@ soak: $(BINS) $(addprefix $(BUILD)/tests/unit/test_,stream kv_model kv_point kv_
 	python3 tests/e2e/test_streams.py --config $(CONFIG) --seconds $(SOAK_SECONDS)
 	PYTHONHASHSEED=0 python3 tests/e2e/test_churn.py --config $(CONFIG) --seconds 600
 	python3 tests/e2e/test_soak.py --config $(CONFIG) --seconds 7200
+	python3 tests/e2e/test_disk.py --config $(CONFIG) --seconds 60
 	python3 tests/e2e/test_service.py Kills --config $(CONFIG) --seconds $(SOAK_SECONDS)
 
 fuzz: $(FUZZERS) ## run each fuzzer FUZZ_SECONDS

@@ -96,22 +96,22 @@ static bool is_named(const struct ds4_commit *commit, XXH128_hash_t floor, const
     return memcmp(commit->object[commit->n_object - 1]->key, &tail, DS4_ID_BYTES) == 0;
 }
 
-struct ds4_commit *ds4_catalog_find(const struct ds4_catalog *c, const int32_t *token,
-                                    int32_t n_tok, XXH128_hash_t root, int32_t least)
+struct ds4_commit *ds4_catalog_find(const struct ds4_catalog *c, const int32_t *token, int32_t most,
+                                    XXH128_hash_t root, int32_t least)
 {
     XXH128_hash_t key = root;
     struct ds4_commit *best = NULL;
 
-    for (int32_t at = 0; at < n_tok && c->commit.len > 0; at += DS4_CHUNK_TOK) {
+    for (int32_t at = 0; at <= most && c->commit.len > 0; at += DS4_CHUNK_TOK) {
         uint8_t name[DS4_ID_BYTES];
 
         memcpy(name, &key, sizeof(name));
         for (struct ds4_commit *commit = c->bucket[slot_of(name)]; commit != NULL;
              commit = commit->next)
-            if (commit->pos > least && commit->pos < n_tok && !commit->denied &&
+            if (commit->pos > least && commit->pos <= most && !commit->denied &&
                 (best == NULL || commit->pos > best->pos) && is_named(commit, key, token, at))
                 best = commit;
-        if (n_tok - at < DS4_CHUNK_TOK)
+        if (most - at < DS4_CHUNK_TOK)
             break;
         key = ds4_chain_next(key, token + at, DS4_CHUNK_TOK);
     }

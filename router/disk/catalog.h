@@ -66,10 +66,11 @@ DS4_VEC_TYPE(ds4_disk_objects, struct ds4_disk_object *);
 struct ds4_catalog *ds4_catalog_new(uint64_t max_bytes, struct ds4_err *err);
 void ds4_catalog_free(struct ds4_catalog *c);
 
-/* The longest commit that the tokens begin with and that ends before n_tok, above `least`, in the chain
- * that begins at `root` (a salt's); NULL if there is none.  By names: whoever uses it compares the manifest's tokens. */
-struct ds4_commit *ds4_catalog_find(const struct ds4_catalog *c, const int32_t *token,
-                                    int32_t n_tok, XXH128_hash_t root, int32_t least);
+/* The longest commit of the first tokens, of at least least + 1 and at most `most` of them, in the chain that
+ * begins at `root` (a salt's); NULL if there is none.  By names: whoever uses it compares the manifest's
+ * tokens. */
+struct ds4_commit *ds4_catalog_find(const struct ds4_catalog *c, const int32_t *token, int32_t most,
+                                    XXH128_hash_t root, int32_t least);
 struct ds4_commit *ds4_catalog_by_id(const struct ds4_catalog *c, const uint8_t id[DS4_ID_BYTES]);
 /* It is used now. */
 void ds4_catalog_use(struct ds4_catalog *c, struct ds4_commit *commit, int64_t now_ns);

@@ -98,7 +98,7 @@ struct ds4_restore *ds4_restore_look(struct ds4_sched *s, struct ds4_request *re
         miss(s, "scanning");
         return NULL;
     }
-    commit = ds4_catalog_find(t->catalog, token, n_tok, ds4_chain_root(req->salt),
+    commit = ds4_catalog_find(t->catalog, token, n_tok - 1, ds4_chain_root(req->salt),
                               hit->run + DS4_RESTORE_MIN_TOK - 1);
     if (commit == NULL) {
         if (n_tok - hit->run > DS4_RESTORE_MIN_TOK)
@@ -137,7 +137,8 @@ void ds4_restore_want(struct ds4_sched *s, const struct ds4_request *req, int64_
 
     if (t->shelf == NULL || !t->scanned || req->no_cache_reads)
         return;
-    commit = ds4_catalog_find(t->catalog, req->prompt, req->n_prompt, ds4_chain_root(req->salt), 0);
+    commit =
+        ds4_catalog_find(t->catalog, req->prompt, req->n_prompt - 1, ds4_chain_root(req->salt), 0);
     if (commit != NULL)
         commit->wanted_ns = unix_ns(s, now_ns) + s->config.queue_ms * DS4_NS_PER_MS;
 }

@@ -315,11 +315,11 @@ static int64_t bytes_of(const struct ds4_sched *s, const struct ds4_saving *v, i
 static void find_superseded(const struct ds4_sched *s, const struct ds4_saving *v,
                             struct ds4_commits *list)
 {
-    int32_t below = v->m.pos;
+    int32_t below = v->m.pos - 1;
     struct ds4_commit *commit;
 
     while ((commit = ds4_catalog_find(s->tier.catalog, v->m.token, below, v->root, 0)) != NULL) {
-        below = commit->pos;
+        below = commit->pos - 1;
         if (!commit->shared && DS4_VEC_PUSH(list, commit) != 0)
             return;
     }
@@ -389,19 +389,20 @@ static bool hand_over(struct ds4_sched *s, struct ds4_saving *v, enum ds4_shelf_
     struct ds4_shelf_job *job = ds4_shelf_job_new(kind, v->m.commit, 0);
     struct ds4_err err = {0};
     struct ds4_buf out;
+    int32_t left_out;
 
     list_files(s, v);
-    if (kind == DS4_SHELF_COMMIT && DS4_FAULT_POINT(MANIFEST_MISSING_STAGE) &&
-        v->m.object[v->m.n_object - 1].n_file > 1) {
-        v->m.object[v->m.n_object - 1].n_file--;
-        v->m.n_file--;
-    }
+    left_out = kind == DS4_SHELF_COMMIT && DS4_FAULT_POINT(MANIFEST_MISSING_STAGE);
+    v->m.object[v->m.n_object - 1].n_file -= left_out;
+    v->m.n_file -= left_out;
     ds4_buf_init(&out, DS4_MANIFEST_MAX_BYTES);
     if (job == NULL || ds4_manifest_write(&v->m, &out, &err) != 0) {
         ds4_buf_deinit(&out);
         ds4_shelf_job_free(job);
         return false;
     }
+    v->m.object[v->m.n_object - 1].n_file += left_out;
+    v->m.n_file += left_out;
     v->m.bytes = out.len;
     job->bytes = ds4_buf_take(&out, &job->n);
     ds4_shelf_submit(s->tier.shelf, job);

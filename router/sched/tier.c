@@ -422,6 +422,17 @@ static void take_leftover(struct ds4_sched *s, const struct ds4_manifest *m)
     ds4_tier_discard(s, m->commit, &list);
 }
 
+/* A second list of the same thing, with other files: of no use, and not counted. */
+static void leave_out(struct ds4_sched *s, const struct ds4_manifest *m)
+{
+    struct ds4_shelf_job *job = ds4_shelf_job_new(DS4_SHELF_RETIRE, m->commit, 0);
+
+    if (job == NULL)
+        return;
+    ds4_shelf_submit(s->tier.shelf, job);
+    take_leftover(s, m);
+}
+
 static void take_uses(struct ds4_tier *t, const struct ds4_commit_uses *use)
 {
     for (size_t i = 0; i < use->len; i++) {
@@ -453,8 +464,11 @@ static void scanned(struct ds4_sched *s, struct ds4_shelf_job *job, int64_t now_
         int64_t created_ns = m->created_ns > INT64_MAX ? 0 : (int64_t)m->created_ns;
         struct ds4_err err = {0};
 
-        if (ds4_catalog_add(t->catalog, m, created_ns, &err) == NULL)
-            ds4_log(DS4_LOG_WARN, "kv.disk", "error=\"a commit is left out: %s\"", err.msg);
+        if (ds4_catalog_add(t->catalog, m, created_ns, &err) != NULL)
+            continue;
+        ds4_log(DS4_LOG_WARN, "kv.disk", "error=\"a commit is left out: %s\"", err.msg);
+        if (err.code == DS4_E_INVALID)
+            leave_out(s, m);
     }
     take_uses(t, &scan->use);
     for (size_t i = 0; i < scan->leftover.len; i++)

@@ -2,10 +2,13 @@
 """What each deliberate fault leads to: a clear error or the right answer, and a /health that tells the
 truth.  Needs the programs of `make FAULTS=1` (make FAULTS=1 check-faults)."""
 
+import glob
 import json
 import os
 import re
+import shutil
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -14,6 +17,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 import e2e  # noqa: E402
 
 CHAT = "/v1/chat/completions"
+LONG = unittest.skipIf(not any(word.startswith("--seconds") for word in sys.argv), "takes --seconds 60")
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 8,
          "chat_template_kwargs": {"thinking": False}}
 TEXT = "Hi! How can I help you?"
@@ -191,6 +195,197 @@ class Faults(unittest.TestCase):
         self.start_worker(0, "no_such_fault:1")
         self.assertEqual(self.exit_status(0), 78)
         self.assertIn("no_such_fault", self.log(0))
+
+
+class DiskFaults(unittest.TestCase):
+    """Each point of a save and of a read, in each process: afterwards a commit is there and right, or is not
+    there; the answer is that of a pipeline that computes everything (kv-cache.md 6, T16 and T17)."""
+
+    PROMPT = {"prompt": " ".join("A fox and %d hens went home." % i for i in range(60)), "temperature": 0,
+              "max_tokens": 4, "min_tokens": 4}
+
+    @classmethod
+    def setUpClass(cls):
+        rig = e2e.rig(stages=2)
+        rig.start()
+        cls.right = rig.post("/v1/completions", cls.PROMPT)[1]["choices"][0]["text"]
+        rig.stop()
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="ds4-disk-")
+        self.rig = e2e.rig(stages=2, settings={"kv": {"disk_mb": 64, "disk_dir": self.folder},
+                                               "sched": {"probe_ms": 200}})
+
+    def tearDown(self):
+        self.rig.stop()
+        shutil.rmtree(self.folder)
+
+    def spawn(self, who, fault=None):
+        """`who` is "router" or a stage."""
+        if fault is not None:
+            os.environ["DS4_FAULT"] = "%s:%s" % (fault, who)
+        try:
+            self.rig.start_router() if who == "router" else self.rig.start_worker(who)
+        finally:
+            os.environ.pop("DS4_FAULT", None)
+
+    def start(self, who=None, fault=None):
+        for process in ("router", 0, 1):
+            self.spawn(process, fault if process == who else None)
+        self.rig.wait_ready()
+
+    def process(self, who):
+        return self.rig.router if who == "router" else self.rig.workers[who]
+
+    def wait(self, what, done):
+        deadline = time.monotonic() + 30
+        while not done():
+            self.assertLess(time.monotonic(), deadline, what + "\n" + self.rig.logs())
+            time.sleep(0.02)
+
+    def metric(self, name, labels=""):
+        text = self.rig.request("GET", "/metrics")[2].decode()
+        return sum(float(value) for value in
+                   re.findall(r"^%s{[^}]*%s[^}]*} (\S+)$" % (name, labels), text, re.M))
+
+    def files(self, pattern):
+        return glob.glob(self.folder + "/v1/*/" + pattern)
+
+    def ask(self):
+        """Asks; the answer must be right.  Tokens that were not computed."""
+        status, answer = self.rig.post("/v1/completions", self.PROMPT)
+        self.assertEqual(status, 200, answer)
+        self.assertEqual(answer["choices"][0]["text"], self.right)
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def settled(self):
+        """Two commits, and nothing that is to be cleaned up."""
+        self.wait("the saves", lambda: self.metric("ds4_kv_disk_commits") == 2 and not self.files("man/*.w"))
+
+    def new_router(self):
+        self.rig.router.terminate()
+        self.rig.router.wait(30)
+        self.spawn("router")
+        self.rig.wait_ready()
+
+    def kill_while_saving(self, who, fault, kept):
+        """The process is killed at that point of the save; it comes back, and so does everything else."""
+        self.start(who, fault)
+        try:  # the answer may still be under way when its prompt is saved
+            self.assertIn(self.rig.post("/v1/completions", self.PROMPT)[0], (200, 503))
+        except OSError:
+            self.assertEqual(who, "router")
+        self.wait("the kill", lambda: self.process(who).poll() is not None)
+        self.assertEqual(self.process(who).poll(), -9)
+        if who != "router":
+            self.rig.wait_not_ready()
+        self.spawn(who)
+        self.rig.wait_ready(30)
+        cached = self.ask()
+        if kept:
+            self.assertGreater(cached, 500)
+        self.settled()
+        self.new_router()
+        self.assertGreater(self.ask(), 500)
+        self.assertEqual(self.metric("ds4_kv_disk_rejects_total"), 0)
+
+    @LONG
+    def test_a_worker_killed_before_its_part_has_its_name(self):
+        for nth in (1, 2):
+            with self.subTest(nth):
+                self.kill_while_saving(1, "kill_before_rename:%d" % nth, False)
+                self.tearDown()
+                self.setUp()
+
+    def test_a_worker_killed_with_its_part_in_place(self):
+        self.kill_while_saving(0, "kill_after_part_before_manifest:1", False)
+
+    def test_the_router_killed_with_all_parts_and_no_manifest(self):
+        self.kill_while_saving("router", "kill_after_part_before_manifest:1", False)
+
+    @LONG
+    def test_the_router_killed_with_a_manifest_that_has_no_name(self):
+        self.kill_while_saving("router", "kill_before_rename:1", False)
+
+    @LONG
+    def test_the_router_killed_when_the_manifest_is_there(self):
+        self.kill_while_saving("router", "kill_after_manifest:1", True)
+
+    def fail_while_saving(self, who, fault):
+        """No commit comes of it, nothing is left of it, the next one works."""
+        self.start(who, fault)
+        self.ask()
+        self.wait("the failure", lambda: self.metric("ds4_kv_disk_saves_total", 'result="failed"') == 1)
+        self.wait("the other save", lambda: self.metric("ds4_kv_disk_saves_total", 'result="ok"') >= 1)
+        self.wait("the removal", lambda: not self.files("man/*.w"))
+        self.assertEqual(self.metric("ds4_kv_disk_commits"), len(self.files("man/*.m")))
+        self.assertEqual(self.rig.request("GET", "/health")[0], 200)
+        self.ask()
+        self.new_router()
+        self.ask()
+        self.assertEqual(self.metric("ds4_kv_disk_rejects_total"), 0)
+
+    @LONG
+    def test_a_full_disk_a_lost_write_and_a_refused_name_at_a_worker(self):
+        for fault in ("write_enospc:1", "fsync_eio:1", "rename_fail:1"):
+            with self.subTest(fault):
+                self.fail_while_saving(1, fault)
+                self.tearDown()
+                self.setUp()
+
+    @LONG
+    def test_the_same_at_the_router(self):
+        for fault in ("write_enospc:2", "fsync_eio:1", "rename_fail:1"):  # its first write is the .w file
+            with self.subTest(fault):
+                self.fail_while_saving("router", fault)
+                self.tearDown()
+                self.setUp()
+
+    @LONG
+    def test_a_manifest_that_leaves_a_stage_out_is_refused(self):
+        self.start("router", "manifest_missing_stage:1")
+        self.ask()
+        self.settled()
+        self.new_router()
+        self.assertEqual(self.ask(), 0)
+        self.assertEqual(self.metric("ds4_kv_disk_rejects_total", 'reason="missing_part"'), 1)
+
+    def bad_read(self, fault, reason):
+        self.start()
+        self.ask()
+        self.settled()
+        self.rig.router.terminate()
+        self.rig.router.wait(30)
+        self.rig.workers[1].terminate()
+        self.rig.workers[1].wait(30)
+        self.spawn(1, fault)
+        self.spawn("router")
+        self.rig.wait_ready(30)
+        self.wait("the scan", lambda: self.metric("ds4_kv_disk_commits") == 2)
+        cached = self.ask()
+        if reason is None:
+            self.assertGreater(cached, 500)
+        else:
+            self.assertEqual(cached, 0)
+            self.assertEqual(self.metric("ds4_kv_disk_rejects_total"), 1)
+            self.assertEqual(self.metric("ds4_kv_disk_rejects_total", 'reason="%s"' % reason), 1)
+        self.assertEqual(self.rig.request("GET", "/health")[0], 200)
+
+    @LONG
+    def test_a_checksum_that_is_wrong_when_read(self):
+        self.bad_read("part_bad_crc:1", "crc")
+
+    @LONG
+    def test_a_part_of_another_model(self):
+        self.bad_read("part_wrong_fingerprint:1", "fingerprint")
+
+    @LONG
+    def test_a_disk_that_cannot_be_read(self):
+        self.bad_read("part_short_read:1", "io")
+
+    @LONG
+    def test_a_disk_that_takes_its_time(self):
+        self.bad_read("part_delay_ms:1+", None)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import glob
 import os
 import re
 import shutil
+import struct
 import sys
 import tempfile
 import time
@@ -16,6 +17,7 @@ import e2e  # noqa: E402
 
 CHAT = "/v1/chat/completions"
 SECONDS = 30
+SHORT = not any(word.startswith("--seconds") for word in sys.argv)  # see tests/unit/test_disk_stories.c for the rest
 
 
 def talk(name, lines):
@@ -82,7 +84,27 @@ class Disk(unittest.TestCase):
         self.wait("two saves", lambda: self.metric("ds4_kv_disk_saves_total", 'result="ok"') >= before + 2)
         return text
 
-    def test_a_talk_goes_on_after_all_processes_were_stopped(self):
+    # ---- lives -----
+
+    def test_a_talk_outlives_a_kill_of_everything_and_stages_cut_elsewhere(self):
+        self.start(stages=2)
+        talk_ = talk("Anna", 60)
+        text = self.saved(talk_)
+        self.rig.router.kill()
+        for worker in self.rig.workers:
+            worker.kill()
+        self.rig.stop()
+        for stages in (1, 3):  # which find their layers in the parts of two
+            self.start(stages=stages)
+            again, prompt, cached = self.ask(talk_)
+            self.assertEqual(again, text)
+            self.assertLess(prompt - cached, 128)
+            self.assertEqual(self.metric("ds4_kv_disk_hits_total"), 1)
+            self.assertEqual(self.metric("ds4_kv_disk_rejects_total"), 0)
+            self.stop()
+
+    @unittest.skipIf(SHORT, "a soak's")
+    def test_two_talks_go_on_after_all_processes_were_stopped(self):
         self.start()
         short, long = talk("Anna", 60), talk("Berta", 120)
         first, second = self.ask(short)[0], self.ask(long)[0]
@@ -96,23 +118,129 @@ class Disk(unittest.TestCase):
                        {"role": "user", "content": "And who has none?"}]
         text, prompt, cached = self.ask(more)
         self.assertEqual(self.metric("ds4_kv_disk_hits_total"), 2)
-        self.assertEqual(self.metric("ds4_kv_disk_rejects_total"), 0)
         self.stop()
         shutil.rmtree(self.folder)
         self.start()
         self.assertEqual(self.ask(more)[0], text)
 
-    def test_after_a_kill_of_everything_what_was_saved_is_there(self):
+    # ---- damage ----
+
+    def parts(self, kind):
+        return sorted(glob.glob(os.path.join(self.folder, "v1/*/%s/*/*.s*" % kind)))
+
+    def sections(self, path):
+        """(kind, offset, bytes) of each section: the table of worker/kv_part.h."""
+        with open(path, "rb") as part:
+            head = part.read(4096)
+        n = struct.unpack_from("<I", head, 104)[0]
+        for i in range(n):
+            _, kind, _, offset, size, _, _ = struct.unpack_from("<HHIQQII", head, 128 + 32 * i)
+            yield kind, offset, size
+
+    def flip(self, path, offset):
+        with open(path, "r+b") as part:
+            part.seek(offset)
+            byte = part.read(1)[0]
+            part.seek(offset)
+            part.write(bytes([byte ^ 0x40]))
+
+    def tails(self):
+        """Those of the prompt's end, one per stage; the end of the turn has others."""
+        def end(path):
+            with open(path, "rb") as part:
+                return struct.unpack_from("<I", part.read(100), 96)[0]
+        first = min(end(path) for path in self.parts("tail"))
+        return [path for path in self.parts("tail") if end(path) == first]
+
+    def flip_section(self, kind):
+        for path in self.tails():
+            for found, offset, size in self.sections(path):
+                if found == kind and size > 0:
+                    self.flip(path, offset + size // 2)
+                    return
+        self.fail("no section of kind %d" % kind)
+
+    def stop_router(self):
+        self.rig.router.terminate()
+        self.assertEqual(self.rig.router.wait(SECONDS), 0)
+
+    def start_router(self):
+        """Workers keep their weights; a new router knows what is on disk and nothing else."""
+        os.rename(os.path.join(self.rig.folder, "router.log"), os.path.join(self.rig.folder, "old.log"))
+        self.rig.start_router()
+        self.rig.wait_ready()
+        self.wait("the scan", lambda: "commits=" in self.router_log())
+
+    def manifest(self):
+        """Of the prompt's end: the smallest."""
+        return min(glob.glob(self.folder + "/v1/*/man/*.m"), key=os.path.getsize)
+
+    def damages(self):
+        """(what, does it, the reason that is counted)"""
+        def truncate():
+            path = self.tails()[-1]
+            os.truncate(path, os.path.getsize(path) - 4096)
+
+        def header(offset):
+            return lambda: self.flip(self.tails()[-1], offset)
+
+        yield "a byte of the window's rows", lambda: self.flip_section(1), "crc"
+        if SHORT:
+            return
+        yield "a part that ends too early", truncate, "missing_part"
+        yield "a part that is gone", lambda: os.unlink(self.tails()[-1]), "missing_part"
+        for kind in range(2, 8):
+            yield "a byte of kind %d" % kind, lambda k=kind: self.flip_section(k), "crc"
+        yield "the magic", header(3), "magic"
+        yield "the version", header(8), "version"
+        yield "the fingerprint", header(20), "crc"  # of the header
+        yield "the header's end", header(4090), "crc"
+        yield "the manifest", lambda: self.flip(self.manifest(), 60), "crc"
+        yield "its tokens", lambda: self.flip(self.manifest(), os.path.getsize(self.manifest()) - 9), "crc"
+
+    def complete(self):
+        """A prompt without messages: what is kept of it is its end."""
+        status, answer = self.rig.post("/v1/completions", {
+            "prompt": talk("Anna", 54)[0]["content"], "temperature": 0, "max_tokens": 4, "min_tokens": 4})
+        self.assertEqual(status, 200, answer)
+        return (answer["choices"][0]["text"],
+                answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    def test_a_damaged_file_costs_a_cold_prompt_once_and_is_counted_by_its_reason(self):
         self.start()
-        text = self.saved(talk("Anna", 60))
-        self.rig.router.kill()
-        for worker in self.rig.workers:
-            worker.kill()
-        self.rig.stop()
-        self.start()
-        again, prompt, cached = self.ask(talk("Anna", 60))
-        self.assertEqual(again, text)
-        self.assertLess(prompt - cached, 128)
+        text = self.complete()[0]
+        self.wait("the saves", lambda: self.commits() == 2)
+        whole = self.folder + ".whole"
+        self.addCleanup(shutil.rmtree, whole)
+        shutil.copytree(self.folder, whole)
+        for what, damage, reason in self.damages():
+            with self.subTest(what):
+                self.stop_router()
+                for path in glob.glob(self.folder + "/v1/*/*"):
+                    shutil.rmtree(path)
+                shutil.copytree(whole, self.folder, dirs_exist_ok=True)
+                damage()
+                self.start_router()
+                again, cached = self.complete()
+                self.assertEqual((again, cached), (text, 0))
+                self.assertEqual(self.metric("ds4_kv_disk_rejects_total"), 1, self.router_log())
+                self.assertEqual(self.metric("ds4_kv_disk_rejects_total", 'reason="%s"' % reason), 1)
+                self.assertTrue(glob.glob(self.folder + "/v1/*/*/*.bad") +
+                                glob.glob(self.folder + "/v1/*/*/*/*.bad"))
+                self.assertEqual(self.rig.request("GET", "/health")[0], 200)
+
+    # ---- room ----
+
+    @unittest.skipIf(SHORT, "a soak's")
+    def test_a_cap_smaller_than_a_talk_keeps_nothing_and_says_so(self):
+        self.start(disk_mb=1)
+        for name in ("Anna", "Berta", "Clara", "Dora"):
+            self.ask(talk(name, 60), 2)
+        self.wait("a full disk", lambda: self.metric("ds4_kv_disk_write_skips_total", 'reason="value"') > 0 or
+                  self.metric("ds4_kv_evictions_total", 'tier="disk"') > 0)
+        self.assertLessEqual(self.metric("ds4_kv_disk_bytes"), 1 << 20)
+        size = sum(os.path.getsize(path) for path in self.parts("ext") + self.parts("tail"))
+        self.assertLessEqual(size, 3 << 19)
 
 
 if __name__ == "__main__":

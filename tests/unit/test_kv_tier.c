@@ -362,6 +362,28 @@ static void without_a_folder_every_job_is_refused(void **state)
     chain_free(c);
 }
 
+/* A step goes to all stages: the one that failed is told to drop what the others have. */
+static void a_drop_of_what_this_stage_could_not_read_is_no_violation(void **state)
+{
+    struct chain *c = reader();
+    struct ds4_kv_read r = read_of(c, TAIL);
+
+    (void)state;
+    r.key[0] ^= 1;
+    expect_read(c, &r, DS4_KV_MISSING_PART);
+    r = read_of(c, TAIL);
+    r.staging = 77;
+    r.job = 77;
+    ds4_stage_kv_read(c->stage[0], &r);
+    assert_int_equal(chain_await(c, 0, 77).reason, DS4_KV_OK);
+    c->op[c->n_op++] = (struct ds4_kv_op){.kind = DS4_KV_STAGED_DROP, .staging = TAIL};
+    c->op[c->n_op++] = (struct ds4_kv_op){.kind = DS4_KV_STAGED_DROP, .staging = 77};
+    chain_step(c, NULL, 0, NULL, 0);
+    for (int32_t s = 0; s < c->n_stage; s++)
+        assert_int_equal(ds4_kv_host_used_bytes(&c->stage[s]->store.host), 0);
+    chain_free(c);
+}
+
 /* Last: it takes a part away. */
 static void an_unlinked_part_is_missing(void **state)
 {
@@ -390,6 +412,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_write_that_makes_no_sense_is_refused),
         cmocka_unit_test(an_install_that_is_wrong_is_a_violation),
         cmocka_unit_test(a_new_generation_has_no_stagings),
+        cmocka_unit_test(a_drop_of_what_this_stage_could_not_read_is_no_violation),
         cmocka_unit_test(without_a_folder_every_job_is_refused),
         cmocka_unit_test(an_unlinked_part_is_missing),
     };
