@@ -287,7 +287,13 @@ void ds4_engine_settle(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns)
 {
     struct ds4_prefix_node *node = NULL;
 
-    assert(seq->n_flight == 0 && seq->req == NULL);
+    if (seq->n_flight != 0 || seq->req != NULL) { /* I11: its blocks are in use; nothing is freed */
+        ds4_metric_add(s->config.metrics, DS4_M_KV_INVARIANT_FAILURES, 1, "I11");
+        s->failed = true;
+        ds4_fail(&s->failure, DS4_E_BUG, "sequence %" PRIu64 " is freed with %d entries posted",
+                 seq->id, seq->n_flight);
+        return;
+    }
     s->head_waits = false;
     if (seq == s->probe) {
         s->probe = NULL;

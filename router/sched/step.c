@@ -139,13 +139,38 @@ static void add_saves(struct ds4_sched *s, struct ds4_step *step)
         s->head_waits = false; /* their slots may be given away now */
 }
 
+/* What must hold of every entry before it is posted, by the numbers of kv-cache.md 2.5; NULL: it does.  O(1). */
+static const char *broken_invariant(const struct ds4_sched *s, const struct ds4_pick *pick)
+{
+    const struct ds4_seq *seq = pick->seq;
+    int32_t base = pick->base_pos, end = base + pick->n_tok;
+
+    if (!ds4_budget_holds(s->budget, seq->lease->slot, seq->lease->epoch))
+        return "I2";
+    if (seq->req == NULL && seq != s->probe)
+        return "I3"; /* nobody is running */
+    if (end > s->form.context_tok || end > seq->lease->cap_tok)
+        return "I7";
+    /* What lies above was written before: this entry cuts back. */
+    if (base > 0 && seq->hi > base &&
+        (base < seq->install_pos || seq->hi - base > s->config.hot_window_tok))
+        return "I8";
+    return pick->from_step < 0 && (size_t)end > seq->token.len ? "I13" : NULL;
+}
+
 static int fill_entry(struct ds4_sched *s, const struct ds4_pick *pick, struct ds4_step *step,
                       struct ds4_step_entry *entry, struct ds4_err *err)
 {
     struct ds4_seq *seq = pick->seq;
     int32_t end = pick->base_pos + pick->n_tok;
+    const char *broken = broken_invariant(s, pick);
     int32_t first, n;
 
+    if (broken != NULL) {
+        ds4_metric_add(s->config.metrics, DS4_M_KV_INVARIANT_FAILURES, 1, broken);
+        return ds4_fail(err, DS4_E_BUG, "invariant %s: sequence %" PRIu64 " rows %d to %d", broken,
+                        seq->id, pick->base_pos, end);
+    }
     if (ds4_budget_fill(s->budget, seq->lease, end, &first, &n, err) != 0) {
         ds4_metric_add(s->config.metrics, DS4_M_KV_INVARIANT_FAILURES, 1, "I1");
         return -1;

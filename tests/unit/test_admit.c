@@ -1,5 +1,6 @@
 /* Prompts with a common beginning that arrive together (router/sched/admit.c): one computes it, the others wait
- * for that, and nobody waits for ever. */
+ * for that, and nobody waits for ever.  And what is checked of every entry before it is posted. */
+#include "common/metrics.h"
 #include "router/sched/engine.h"
 #include "tests/support/sched_rig.h"
 
@@ -7,6 +8,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -159,12 +161,59 @@ static void who_waits_for_rows_does_not_fill_the_queue(void **state)
     ds4_rig_close(&rig);
 }
 
+/* Each is wrong on purpose: the step is not sent, the generation is over, and it is counted. */
+static void a_broken_invariant_stops_the_step_and_is_counted(void **state)
+{
+    static const char *const id[] = {"I2", "I7", "I8"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(id) / sizeof(id[0]); i++) {
+        struct ds4_rig_shape shape = roomy;
+        struct ds4_rig_client *client;
+        struct ds4_err err = {0};
+        struct ds4_seq *seq;
+        struct ds4_kv_lease stale;
+        struct ds4_rig rig;
+        int64_t sent;
+
+        shape.config.metrics = ds4_metrics_new("m", &err);
+        assert_non_null(shape.config.metrics);
+        ds4_rig_open(&rig, &shape);
+        client = ds4_rig_client(&rig, 30, 300, 400);
+        client->req->n_stop_id = 0;
+        client->req->n_model_stop_id = 0;
+        assert_int_equal(ds4_rig_submit(client, NULL, NULL), 0);
+        while (client->out.len < 8)
+            ds4_rig_turn(&rig);
+        assert_int_equal(ds4_sched_check_step(rig.sched, rig.now_ns, &err), 0);
+        seq = rig.sched->batch.group[0].member.ptr[0];
+        if (i == 0)
+            stale = *seq->lease, stale.epoch--, seq->lease = &stale;
+        if (i == 1)
+            rig.sched->form.context_tok = seq->n_posted;
+        if (i == 2)
+            seq->hi = seq->n_posted + 121;
+        sent = rig.stage.next_step;
+        ds4_sched_pump(rig.sched, rig.now_ns);
+        assert_true(rig.stage.next_step == sent);
+        assert_int_equal(ds4_sched_check_step(rig.sched, rig.now_ns, &err), -1);
+        assert_non_null(strstr(err.msg, id[i]));
+        assert_true(ds4_metric_value(shape.config.metrics, DS4_M_KV_INVARIANT_FAILURES,
+                                     ds4_metric_labels(id[i])) == 1);
+        ds4_rig_close(&rig); /* the request ends with it */
+        assert_int_equal(client->n_done, 1);
+        ds4_rig_client_free(client);
+        ds4_metrics_free(shape.config.metrics);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(prompts_that_arrive_together_are_computed_once),
         cmocka_unit_test(a_prompt_that_waits_for_another_does_not_wait_for_ever),
         cmocka_unit_test(who_waits_for_rows_does_not_fill_the_queue),
+        cmocka_unit_test(a_broken_invariant_stops_the_step_and_is_counted),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
