@@ -289,11 +289,12 @@ check-clients: $(BINS) $(SCRIPTED) build/clients/installed ## real clients, in a
 	@TEST_SECONDS=3600 tests/run.sh $(CONFIG) $(wildcard tests/clients/test_*.py)
 build/clients/installed: tests/clients/package-lock.json tests/clients/install.sh
 	@tests/clients/install.sh $(@D) && touch $@
-soak: $(BINS) $(addprefix $(BUILD)/tests/unit/test_,stream kv_model kv_point kv_keep) ## streams for SOAK_SECONDS, each stage killed 20 times under load, 200,000 mutated outputs
+soak: $(BINS) $(addprefix $(BUILD)/tests/unit/test_,stream direct kv_model kv_point kv_keep) ## streams for SOAK_SECONDS, each stage killed 20 times under load, 200,000 mutated outputs
 	$(BUILD)/tests/unit/test_kv_model --long 1
 	$(BUILD)/tests/unit/test_kv_point --long 1
 	$(BUILD)/tests/unit/test_kv_keep --long 1
 	$(BUILD)/tests/unit/test_stream 200000
+	$(BUILD)/tests/unit/test_direct 400000
 	python3 tests/e2e/test_streams.py --config $(CONFIG) --seconds $(SOAK_SECONDS)
 	PYTHONHASHSEED=0 python3 tests/e2e/test_churn.py --config $(CONFIG) --seconds 600
 	python3 tests/e2e/test_soak.py --config $(CONFIG) --seconds 7200

@@ -13,7 +13,8 @@
 #define MAX_HELD_BYTES  3 /* a newline, and "</" */
 #define MAX_QUICK_BYTES 32
 
-/* Text of the current channel; `classes` are at least its own. */
+/* Text of the current channel; `classes` are its own: those of what stands behind it would make blanks
+ * visible. */
 static void put_text(struct ds4_stream *s, struct ds4_str text, unsigned classes)
 {
     struct ds4_channel *ch = &s->channels[s->channel];
@@ -56,7 +57,8 @@ static void move_on(struct ds4_stream *s, size_t n)
 }
 
 /* What waits ahead of `text` - the beginning of a tag, in a string a newline before it - is no syntax. */
-static bool held_is_plain(struct ds4_str held, struct ds4_str text, bool string)
+static bool held_is_plain(const struct ds4_stream *s, struct ds4_str held, struct ds4_str text,
+                          bool string)
 {
     if (string && held.ptr[0] == '\n')
         held = ds4_str_skip(held, 1);
@@ -66,7 +68,7 @@ static bool held_is_plain(struct ds4_str held, struct ds4_str text, bool string)
         text = ds4_str_skip(text, 1);
     else if (held.len != 1 && (held.len != 2 || held.ptr[1] != '/'))
         return false;
-    return text.len > 0 && ds4_marker_refuted(text);
+    return text.len > 0 && ds4_marker_refuted(text, &s->rules);
 }
 
 /* The first '<' of the text that the machine must look at; its length if there is none.  *waits: nothing
@@ -104,7 +106,7 @@ struct ds4_str ds4_direct_read(struct ds4_stream *s, struct ds4_str text)
     if (!string && s->state != DS4_STATE_TEXT)
         return text;
     if (held.len > 0) {
-        if (held.len > MAX_HELD_BYTES || !held_is_plain(held, text, string))
+        if (held.len > MAX_HELD_BYTES || !held_is_plain(s, held, text, string))
             return text;
         if (string)
             put_string(s, held, DS4_BYTE_ESCAPED);
@@ -115,6 +117,8 @@ struct ds4_str ds4_direct_read(struct ds4_stream *s, struct ds4_str text)
     n = (classes & DS4_BYTE_LT) == 0 ? text.len : find_markup(s, text, string, &waits);
     out = string && n > 0 && text.ptr[n - 1] == '\n' ? n - 1 : n;
     move_on(s, out);
+    if (out < text.len)
+        classes = ds4_byte_classes(ds4_str_head(text, out));
     if (out > 0 && string)
         put_string(s, ds4_str_head(text, out), classes);
     else if (out > 0)
@@ -133,20 +137,14 @@ struct ds4_str ds4_direct_read(struct ds4_stream *s, struct ds4_str text)
 /* ---- quick ---------------------------------------------------------------------------------- */
 
 /* Neither a marker nor a pseudo tag goes on with `rest` behind '<' or '</'. */
-static inline bool is_no_tag(struct ds4_str rest)
+static inline bool is_no_tag(const struct ds4_stream *s, struct ds4_str rest)
 {
-    unsigned char c = (unsigned char)rest.ptr[0];
-
-    if (c == 'b' || c == 'c')
-        return rest.len > 1 && rest.ptr[1] != 'a'; /* bash, call, calls */
-    if (c == 't')
-        return rest.len > 1 && rest.ptr[1] != 'h' && rest.ptr[1] != 'o'; /* think, tool_calls */
-    return (ds4_byte_class[c] & DS4_BYTE_MARK) == 0 || ds4_marker_refuted(rest);
+    return ds4_marker_refuted(rest, &s->rules) && ds4_pseudo_refuted(rest);
 }
 
 /* What may go out of a text with a '<': all of it, or all but a '<' or '</' at its end.  False: it must be
  * looked at closely. */
-static inline bool quick_len(struct ds4_str text, size_t *n)
+static inline bool quick_len(const struct ds4_stream *s, struct ds4_str text, size_t *n)
 {
     for (size_t i = 0; i < text.len; i++) {
         size_t next = i + 1;
@@ -159,7 +157,7 @@ static inline bool quick_len(struct ds4_str text, size_t *n)
             *n = i;
             return true;
         }
-        if (!is_no_tag(ds4_str_skip(text, next)))
+        if (!is_no_tag(s, ds4_str_skip(text, next)))
             return false;
     }
     *n = text.len;
@@ -230,7 +228,7 @@ static __attribute__((noinline)) bool quick_escaped(struct ds4_stream *s, struct
     size_t held = s->in.len, n = text.len, len = 0;
     char escaped[2 * (MAX_QUICK_BYTES + 1)];
 
-    if (n > MAX_QUICK_BYTES || (held > 0 && s->in.ptr[0] != '\n'))
+    if (n > MAX_QUICK_BYTES)
         return false;
     if (text.ptr[n - 1] == '\n')
         n--;
@@ -268,10 +266,10 @@ static __attribute__((noinline)) bool quick_lt(struct ds4_stream *s, struct ds4_
         return false;
     if (held > 0) {
         struct ds4_str rest = ds4_str_skip(text, held == 1 && text.ptr[0] == '/');
-        if (rest.len == 0 || !is_no_tag(rest))
+        if (rest.len == 0 || !is_no_tag(s, rest))
             return false;
     }
-    if (!quick_len(text, &n))
+    if (!quick_len(s, text, &n))
         return false;
     if (held + n > 0)
         put_quick(s, text, held, n, false, out);
@@ -335,7 +333,7 @@ void ds4_direct_settle(struct ds4_stream *s)
     bool reasoning = s->channel == DS4_CHANNEL_REASONING;
 
     s->quiet = DS4_QUIET_NOT;
-    if (s->config->raw || s->failed)
+    if (s->config->raw || s->config->machine_only || s->failed)
         return;
     if (s->state == DS4_STATE_TEXT && holds_lt(s) && !ch->empty && !ch->blank &&
         ch->line_ticks < 0 && ch->hold.len == 0 && (ch->pseudo_left == NULL || s->in.len > 0) &&

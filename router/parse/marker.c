@@ -6,11 +6,11 @@
  * is therefore PARTIAL, and the first byte that no shape allows is NONE. */
 #include "router/parse/marker.h"
 
-#include "router/text/byte_class.h"
-
+#include <string.h>
 #include <strings.h>
 
 #define WORD_MAX_CHARS 32
+#define DSML           "DSML"
 
 /* Longest first where one is a prefix of another; U+FF5C and U+2581 spelled out. */
 static const struct {
@@ -161,10 +161,10 @@ static enum ds4_marker_status match_prefix(struct ds4_str text, size_t *at, stru
     before = match_bar(text, at, &first);
     if (before == DS4_MARKER_PARTIAL)
         return DS4_MARKER_PARTIAL;
-    word = match(text, *at, DS4_STR("DSML"));
+    word = match(text, *at, DS4_STR(DSML));
     if (word != DS4_MARKER_FULL)
         return word;
-    *at += 4;
+    *at += strlen(DSML);
     after = match_bar(text, at, &second);
     if (after == DS4_MARKER_PARTIAL)
         return DS4_MARKER_PARTIAL;
@@ -267,25 +267,65 @@ static enum ds4_marker_status match_xml(struct ds4_str text, bool closing, struc
     return got;
 }
 
-bool ds4_marker_refuted(struct ds4_str rest)
+/* One begins with the other: what is missing may still come.  Most differ in the first byte. */
+static inline bool agree(struct ds4_str a, struct ds4_str b)
 {
-    /* All but DSML, the bars and what follows them. */
-    static const struct ds4_str words[] = {
-        {"think", 5},     {"tool_calls", 10}, {"toolcalls", 9},       {"invoke", 6},
-        {"parameter", 9}, {"calls", 5},       {"function_calls", 14},
-    };
+    size_t n = a.len < b.len ? a.len : b.len;
 
-    if ((ds4_byte_class[(unsigned char)rest.ptr[0]] & DS4_BYTE_MARK) == 0)
-        return true;
-    if (!is_letter(rest.ptr[0]) || rest.ptr[0] == 'D')
+    return a.ptr[0] == b.ptr[0] && memcmp(a.ptr, b.ptr, n) == 0;
+}
+
+/* What a literal has behind '<' or '</'. */
+static inline struct ds4_str behind(struct ds4_str literal)
+{
+    size_t n = literal.ptr[1] == '/' ? 2 : 1;
+
+    return (struct ds4_str){literal.ptr + n, literal.len - n};
+}
+
+static void add_first(struct ds4_marker_rules *rules, struct ds4_str text)
+{
+    unsigned char c = (unsigned char)text.ptr[0];
+
+    rules->first[c / 32] |= UINT32_C(1) << (c % 32);
+}
+
+/* This and ds4_marker_word_refuted go by the very tables that the shapes are matched with: a new tag cannot
+ * be forgotten here. */
+struct ds4_marker_rules ds4_marker_rules_make(bool dsml, bool plain_xml)
+{
+    struct ds4_marker_rules rules = {.dsml = dsml, .plain_xml = plain_xml};
+
+    for (size_t i = 0; i < N_OF(literals); i++)
+        add_first(&rules, behind(literals[i].text));
+    if (!dsml)
+        return rules;
+    add_first(&rules, DS4_STR(DSML));
+    for (size_t i = 0; i < N_OF(bars); i++)
+        add_first(&rules, bars[i]);
+    for (size_t i = 0; i < N_OF(xml_openers); i++)
+        add_first(&rules, xml_openers[i]);
+    for (size_t i = 0; i < N_OF(xml_closers); i++)
+        add_first(&rules, xml_closers[i]);
+    return rules;
+}
+
+bool ds4_marker_word_refuted(struct ds4_str rest)
+{
+    if (rest.ptr[0] == DSML[0])
         return false;
-    for (size_t w = 0; w < N_OF(words); w++) {
-        size_t n = 0;
-        while (n < words[w].len && n < rest.len && words[w].ptr[n] == rest.ptr[n])
-            n++;
-        if (n == words[w].len || n == rest.len || (w == 1 && n == words[1].len - 1))
+    for (size_t i = 0; i < N_OF(bars); i++)
+        if (rest.ptr[0] == bars[i].ptr[0])
             return false;
-    }
+    for (size_t i = 0; i < N_OF(literals); i++)
+        if (agree(rest, behind(literals[i].text)))
+            return false;
+    for (size_t i = 0; i < N_OF(xml_openers); i++)
+        if (agree(rest, xml_openers[i]))
+            return false;
+    for (size_t i = 0; i < N_OF(xml_closers); i++)
+        if (agree(rest, xml_closers[i]))
+            return false;
     return true;
 }
 
@@ -298,7 +338,8 @@ enum ds4_marker_status ds4_marker_scan(struct ds4_str text, const struct ds4_mar
     if (text.len == 1) /* what ends a token of source code more often than not */
         return DS4_MARKER_PARTIAL;
     closing = text.ptr[1] == '/';
-    if (text.len > (closing ? 2 : 1) && ds4_marker_refuted(ds4_str_skip(text, closing ? 2 : 1)))
+    if (text.len > (closing ? 2 : 1) &&
+        ds4_marker_refuted(ds4_str_skip(text, closing ? 2 : 1), rules))
         return DS4_MARKER_NONE;
     best = match_literal(text, out);
     if (best == DS4_MARKER_FULL || !rules->dsml)

@@ -22,6 +22,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #define DS4_MARKER_MAX_CHARS 512
 
@@ -55,13 +56,23 @@ struct ds4_marker {
 
 /* Which tags exist.  Think tags and turn markers always do. */
 struct ds4_marker_rules {
-    bool dsml;      /* DSML tags and plain closers: tools are declared */
-    bool plain_xml; /* <invoke ..>, <parameter ..>, <tool_calls> as openers */
+    bool dsml;         /* DSML tags and plain closers: tools are declared */
+    bool plain_xml;    /* <invoke ..>, <parameter ..>, <tool_calls> as openers */
+    uint32_t first[8]; /* set of the bytes that some tag goes on with behind '<' or '</' */
 };
+struct ds4_marker_rules ds4_marker_rules_make(bool dsml, bool plain_xml);
+
+/* The rest of ds4_marker_refuted. */
+bool ds4_marker_word_refuted(struct ds4_str rest);
 
 /* No marker goes on with `rest` behind '<' or '</': true of most '<' of prose and code.  False says
  * nothing; `rest` is not empty. */
-bool ds4_marker_refuted(struct ds4_str rest);
+static inline bool ds4_marker_refuted(struct ds4_str rest, const struct ds4_marker_rules *rules)
+{
+    unsigned char c = (unsigned char)rest.ptr[0];
+
+    return (rules->first[c / 32] >> (c % 32) & 1) == 0 || ds4_marker_word_refuted(rest);
+}
 
 /* Looks at the tag that starts at text.ptr[0] == '<'.  *out is filled for DS4_MARKER_FULL only. */
 enum ds4_marker_status ds4_marker_scan(struct ds4_str text, const struct ds4_marker_rules *rules,

@@ -61,8 +61,20 @@ static void track_lines(struct ds4_channel *ch, struct ds4_str text)
 
 /* Text that looks like a call although tools were declared is counted when no call is made: DSML, <bash,
  * `<call ` and <thinking>.  `left` is what the text so far still lacks of such a tag (NULL: it ends with
- * the beginning of none); '<' and 'D' occur in them only at the start, so one byte decides. */
+ * the beginning of none); '<' and 'D' occur in them only at the start, and no two begin with the same
+ * letter, so one byte decides. */
+static const struct ds4_str pseudo_tags[] = {{"bash", 4}, {"call ", 5}, {"thinking>", 9}};
+#define N_PSEUDO_TAGS (sizeof(pseudo_tags) / sizeof(pseudo_tags[0]))
 const char ds4_pseudo_after_lt[] = "";
+
+bool ds4_pseudo_refuted(struct ds4_str rest)
+{
+    for (size_t i = 0; i < N_PSEUDO_TAGS; i++)
+        if (rest.ptr[0] == pseudo_tags[i].ptr[0] &&
+            (ds4_str_starts(rest, pseudo_tags[i]) || ds4_str_starts(pseudo_tags[i], rest)))
+            return false;
+    return true;
+}
 
 static const char *pseudo_step(const char *left, char c)
 {
@@ -72,8 +84,12 @@ static const char *pseudo_step(const char *left, char c)
         return "SML";
     if (left == NULL)
         return NULL;
-    if (left == ds4_pseudo_after_lt)
-        return c == 'b' ? "ash" : c == 'c' ? "all " : c == 't' ? "hinking>" : NULL;
+    if (left == ds4_pseudo_after_lt) {
+        for (size_t i = 0; i < N_PSEUDO_TAGS; i++)
+            if (c == pseudo_tags[i].ptr[0])
+                return pseudo_tags[i].ptr + 1;
+        return NULL;
+    }
     return *left == c ? left + 1 : NULL;
 }
 

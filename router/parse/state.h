@@ -259,6 +259,8 @@ void ds4_channel_text(struct ds4_stream *s, struct ds4_str text);
 void ds4_channel_raw(struct ds4_stream *s, struct ds4_str text);
 /* Text on its way out is looked at for pseudo tags; pseudo_left is this after a '<'. */
 extern const char ds4_pseudo_after_lt[];
+/* No pseudo tag goes on with `rest` behind '<'. */
+bool ds4_pseudo_refuted(struct ds4_str rest);
 void ds4_channel_suspect(struct ds4_stream *s, struct ds4_channel *ch, struct ds4_str text);
 void ds4_channel_open_think(struct ds4_stream *s);
 void ds4_channel_close_think(struct ds4_stream *s);

@@ -63,8 +63,7 @@ struct ds4_stream *ds4_stream_new(const struct ds4_parse_config *config, struct 
         ds4_stream_free(s);
         return NULL;
     }
-    s->rules.dsml = s->n_tools > 0;
-    s->rules.plain_xml = !config->no_plain_xml;
+    s->rules = ds4_marker_rules_make(s->n_tools > 0, !config->no_plain_xml);
     return s;
 }
 
@@ -358,7 +357,8 @@ static __attribute__((noinline)) int feed(struct ds4_stream *s, struct ds4_str t
         s->out = NULL;
         return check(s, out, err);
     }
-    text = ds4_direct_read(s, text);
+    if (!s->config->machine_only)
+        text = ds4_direct_read(s, text);
     if (text.len == 0) {
         ds4_direct_settle(s);
         s->out = NULL;
@@ -425,8 +425,10 @@ size_t ds4_stream_undecided(const struct ds4_stream *s)
 void ds4_stream_take_back(struct ds4_stream *s, size_t n_bytes)
 {
     assert(n_bytes <= ds4_stream_undecided(s));
-    if (n_bytes > 0)
-        ds4_buf_truncate(&s->in, s->in.len - n_bytes);
+    if (n_bytes == 0)
+        return;
+    ds4_buf_truncate(&s->in, s->in.len - n_bytes);
+    ds4_direct_settle(s);
 }
 
 int ds4_stream_reopen(struct ds4_stream *s, struct ds4_events *out, struct ds4_err *err)

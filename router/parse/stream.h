@@ -79,6 +79,7 @@ struct ds4_parse_config {
     size_t n_stops;
     bool no_recovery;      /* only blocks with a known wrapper are calls (knob dsml_recovery off) */
     bool no_plain_xml;     /* <invoke ..> and kin are text (knob dsml_heal_xml off) */
+    bool machine_only;     /* nothing goes past the machine (direct.c): slower, the same result */
     size_t hold_max_bytes; /* 0: DS4_DSML_HOLD_MAX_BYTES */
     /* Fills out[0..n) with random bytes for call ids: unguessable in production, seeded in tests. */
     void (*random)(void *ctx, void *out, size_t n);

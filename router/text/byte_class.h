@@ -15,7 +15,6 @@ enum ds4_byte_class {
     DS4_BYTE_VISIBLE = 4, /* no blank */
     DS4_BYTE_ESCAPED = 8, /* JSON does not take it as it is */
     DS4_BYTE_D = 16,      /* DSML may begin */
-    DS4_BYTE_MARK = 32,   /* some marker goes on with it after '<' or '</' */
 };
 
 extern const uint8_t ds4_byte_class[256];

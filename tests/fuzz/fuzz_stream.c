@@ -1,4 +1,5 @@
-/* Any text, any tools, any cuts: same result whole and in pieces, prefixes only, JSON arguments.
+/* Any text, any tools, any cuts: same result whole and in pieces and by the machine alone, prefixes only,
+ * JSON arguments.
  *
  * The first eight bytes choose settings and the random cuts; the rest, made valid UTF-8, is the text. */
 #include "common/utf8.h"
@@ -29,6 +30,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint64_t ids = 1, seed = 0;
     struct ds4_parse_config config = {
         .tools = tools, .stops = stops, .random = parse_check_fill, .random_ctx = &ids};
+    enum ds4_engine_finish engine;
     const char *wrong;
     struct ds4_buf text;
 
@@ -45,8 +47,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     ds4_buf_init(&text, MAX_TEXT_BYTES);
     (void)ds4_utf8_append_replaced(
         &text, (struct ds4_str){(const char *)data + HEAD_BYTES, size - HEAD_BYTES});
-    wrong = parse_check(&config, ds4_buf_view(&text),
-                        (data[2] & 32) != 0 ? DS4_ENGINE_LENGTH : DS4_ENGINE_STOP, seed);
+    engine = (data[2] & 32) != 0 ? DS4_ENGINE_LENGTH : DS4_ENGINE_STOP;
+    wrong = parse_check(&config, ds4_buf_view(&text), engine, seed);
+    if (wrong == NULL)
+        wrong = parse_check_direct(&config, ds4_buf_view(&text), engine, seed);
     if (wrong != NULL) {
         fprintf(stderr, "%s\n", wrong);
         abort();

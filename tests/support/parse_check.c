@@ -216,6 +216,127 @@ const char *parse_check(const struct ds4_parse_config *config, struct ds4_str te
     return wrong;
 }
 
+/* Two parsers that must not differ. */
+struct pair {
+    struct ds4_stream *s[2];
+    struct ds4_events events[2];
+};
+
+static bool same_event(const struct ds4_event *a, const struct ds4_event *b)
+{
+    if (a->kind != b->kind || a->call != b->call)
+        return false;
+    switch (a->kind) {
+    case DS4_EVENT_CALL_BEGIN:
+        return memcmp(a->id, b->id, sizeof(a->id)) == 0;
+    case DS4_EVENT_CALL_END:
+        return a->incomplete == b->incomplete;
+    case DS4_EVENT_FINISH:
+        return a->finish.reason == b->finish.reason &&
+               a->finish.truncated_tool_args == b->finish.truncated_tool_args &&
+               a->finish.truncated_in_reasoning == b->finish.truncated_in_reasoning &&
+               a->finish.stop_string == b->finish.stop_string &&
+               a->finish.pseudo_tag == b->finish.pseudo_tag &&
+               ds4_str_equal(a->finish.stop_text, b->finish.stop_text);
+    default:
+        return true;
+    }
+}
+
+static const char *compare_pair(const struct pair *p)
+{
+    const struct ds4_events *a = &p->events[0], *b = &p->events[1];
+    uint32_t n_complete[2];
+
+    if (a->list.len != b->list.len)
+        return "the short way gives another number of events";
+    for (size_t i = 0; i < a->list.len; i++) {
+        const struct ds4_event *x = &a->list.ptr[i], *y = &b->list.ptr[i];
+        if (!same_event(x, y))
+            return "the short way gives another event";
+        if (!ds4_str_equal(ds4_event_text(a, x), ds4_event_text(b, y)))
+            return "the short way gives another text";
+    }
+    if (ds4_stream_place(p->s[0]) != ds4_stream_place(p->s[1]))
+        return "the short way ends in another place";
+    if (ds4_stream_undecided(p->s[0]) != ds4_stream_undecided(p->s[1]))
+        return "the short way waits for other text";
+    if (ds4_stream_ended(p->s[0]) != ds4_stream_ended(p->s[1]))
+        return "the short way does not end with the machine";
+    if (ds4_stream_n_calls(p->s[0], &n_complete[0]) !=
+            ds4_stream_n_calls(p->s[1], &n_complete[1]) ||
+        n_complete[0] != n_complete[1])
+        return "the short way counts other calls";
+    if (memcmp(ds4_stream_rules(p->s[0]), ds4_stream_rules(p->s[1]),
+               DS4_N_PARSE_RULES * sizeof(uint64_t)) != 0)
+        return "the short way counts other deviations";
+    return NULL;
+}
+
+/* What a tripwire does between two tokens. */
+static const char *disturb(struct pair *p, uint64_t *seed)
+{
+    uint64_t r = parse_check_random(seed);
+    size_t undecided = ds4_stream_undecided(p->s[1]), n = (size_t)(r >> 8) % (undecided + 1);
+
+    if (r % 16 > 1 || ds4_stream_place(p->s[1]) == DS4_PLACE_MARKUP || ds4_stream_ended(p->s[1]) ||
+        undecided != ds4_stream_undecided(p->s[0]))
+        return NULL;
+    for (int i = 0; i < 2; i++) {
+        ds4_stream_take_back(p->s[i], n);
+        if (r % 16 == 1 && ds4_stream_reopen(p->s[i], &p->events[i], NULL) != 0)
+            return "reopening failed";
+    }
+    return NULL;
+}
+
+const char *parse_check_direct(const struct ds4_parse_config *config, struct ds4_str text,
+                               enum ds4_engine_finish engine, uint64_t seed)
+{
+    struct ds4_parse_config each[2] = {*config, *config};
+    uint64_t ids[2] = {seed, seed};
+    bool disturbed = (parse_check_random(&seed) & 3) == 0;
+    struct pair p = {0};
+    const char *wrong = NULL;
+
+    each[1].machine_only = true;
+    for (int i = 0; i < 2; i++) {
+        each[i].random = parse_check_fill;
+        each[i].random_ctx = &ids[i];
+        ds4_events_init(&p.events[i], MAX_TEXT_BYTES);
+        p.s[i] = ds4_stream_new(&each[i], NULL);
+        if (p.s[i] == NULL)
+            wrong = "no parser";
+    }
+    for (size_t from = 0, to; from < text.len && wrong == NULL; from = to) {
+        struct ds4_str piece;
+
+        to = next_cut(text, from, &seed);
+        piece = (struct ds4_str){text.ptr + from, to - from};
+        for (int i = 0; i < 2; i++)
+            if (feed_piece(p.s[i], piece, from, &p.events[i]) != 0)
+                wrong = "feeding failed";
+        if (wrong == NULL && disturbed)
+            wrong = disturb(&p, &seed);
+        if (wrong == NULL)
+            wrong = compare_pair(&p);
+        if (parse_check_random(&seed) % 4 != 0) {
+            ds4_events_clear(&p.events[0]);
+            ds4_events_clear(&p.events[1]);
+        }
+    }
+    for (int i = 0; i < 2 && wrong == NULL; i++)
+        if (ds4_stream_finish(p.s[i], engine, &p.events[i], NULL) != 0)
+            wrong = "finishing failed";
+    if (wrong == NULL)
+        wrong = compare_pair(&p);
+    for (int i = 0; i < 2; i++) {
+        ds4_events_deinit(&p.events[i]);
+        ds4_stream_free(p.s[i]);
+    }
+    return wrong;
+}
+
 #define LITERAL(s)                                                                                 \
     {                                                                                              \
         (s), sizeof(s) - 1                                                                         \

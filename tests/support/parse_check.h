@@ -18,6 +18,13 @@ int parse_check_whole(const struct ds4_parse_config *config, struct ds4_str text
 const char *parse_check(const struct ds4_parse_config *config, struct ds4_str text,
                         enum ds4_engine_finish engine, uint64_t seed);
 
+/* Feeds the same random pieces to two parsers, one of which may take no short way (machine_only), now and
+ * then takes undecided text back or reopens the turn, and finishes.  NULL if after every piece both have
+ * said the very same events, wait in the same place for as much text and have counted the same; else what
+ * differs, as static text. */
+const char *parse_check_direct(const struct ds4_parse_config *config, struct ds4_str text,
+                               enum ds4_engine_finish engine, uint64_t seed);
+
 /* A call that the model wrote in one piece must not be left in the content: from an opener to the next
  * closer, as it stood in the text, and still a call where it stands now.  (What was taken out between
  * two pieces may make them look like one: that is no leak.)  NULL, or what is wrong. */

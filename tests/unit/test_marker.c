@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-static const struct ds4_marker_rules all = {.dsml = true, .plain_xml = true};
+static struct ds4_marker_rules all;
 
 static struct ds4_marker full(const char *text)
 {
@@ -109,7 +109,8 @@ static void every_prefix_of_a_marker_may_become_one(void **state)
 
 static void without_tools_only_think_tags_and_turns_exist(void **state)
 {
-    static const struct ds4_marker_rules none = {0}, no_xml = {.dsml = true};
+    const struct ds4_marker_rules none = ds4_marker_rules_make(false, true),
+                                  no_xml = ds4_marker_rules_make(true, false);
     struct ds4_marker m;
 
     (void)state;
@@ -174,5 +175,6 @@ int main(void)
         cmocka_unit_test(attributes_come_in_any_order_and_quote),
     };
 
+    all = ds4_marker_rules_make(true, true);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
