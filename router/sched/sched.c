@@ -17,8 +17,9 @@
 
 #define DS4_RETRY_MIN_MS 1000
 #define DS4_RETRY_MAX_MS 120000
-#define DS4_PROBE_TOK    1   /* positions a probe writes */
-#define DS4_CANARY_TOK   128 /* at most so many of a canary; within one block */
+#define DS4_SAVE_IDLE_NS (20 * DS4_NS_PER_MS) /* idle so long: save what is to be saved */
+#define DS4_PROBE_TOK    1                    /* positions a probe writes */
+#define DS4_CANARY_TOK   128                  /* at most so many of a canary; within one block */
 
 static int32_t or_default(int32_t value, int32_t fallback)
 {
@@ -514,11 +515,14 @@ static struct ds4_seq *start_in_probe_place(struct ds4_sched *s, const int32_t *
     return seq;
 }
 
-/* A step of one token through all stages when nothing else shows that they live, or when the next of the
- * queue waits for a slot whose state only a step can save. */
+/* A step of one token through all stages when nothing else shows that they live, or when states are to be
+ * saved, which only a step can do: at once if the next of the queue waits for such a slot, and soon if nobody
+ * does, because a slot that is not saved cannot be given up and somebody else's would be instead. */
 static void probe(struct ds4_sched *s, int64_t now_ns)
 {
-    bool wanted = ((s->head_waits && s->head != NULL) || s->tier.flush) && s->points.wanted.len > 0;
+    bool at_once = (s->head_waits && s->head != NULL) || s->tier.flush ||
+                   now_ns - s->last_ack_ns >= DS4_SAVE_IDLE_NS;
+    bool wanted = at_once && s->points.wanted.len > 0;
     int32_t id = 0;
 
     if (s->n_posted > 0 || s->probe != NULL ||

@@ -161,6 +161,35 @@ static void who_waits_for_rows_does_not_fill_the_queue(void **state)
     ds4_rig_close(&rig);
 }
 
+/* The slot of an answer that has just ended could not be given up before the next step: a session's next prompt
+ * pushed out another session instead. */
+static void an_idle_rig_soon_saves_the_state_of_its_slots(void **state)
+{
+    struct ds4_rig_client *client;
+    int32_t *token = tokens(21, 500);
+    struct ds4_rig rig;
+    int64_t step;
+
+    (void)state;
+    ds4_rig_open(&rig, &roomy);
+    client = submit(&rig, token, 500, 3);
+    ds4_rig_run(&rig);
+    ds4_rig_client_free(client);
+    assert_true(rig.sched->points.wanted.len > 0);
+    rig.now_ns += 30 * INT64_C(1000000);
+    while (ds4_rig_turn(&rig))
+        ;
+    assert_int_equal(rig.sched->points.wanted.len, 0);
+    step = rig.sched->next_step;
+    rig.now_ns += 500 * INT64_C(1000000);
+    while (ds4_rig_turn(&rig)) /* and that was all */
+        ;
+    assert_true(rig.sched->next_step == step);
+    assert_clean(&rig);
+    free(token);
+    ds4_rig_close(&rig);
+}
+
 /* Each is wrong on purpose: the step is not sent, the generation is over, and it is counted. */
 static void a_broken_invariant_stops_the_step_and_is_counted(void **state)
 {
@@ -213,6 +242,7 @@ int main(void)
         cmocka_unit_test(prompts_that_arrive_together_are_computed_once),
         cmocka_unit_test(a_prompt_that_waits_for_another_does_not_wait_for_ever),
         cmocka_unit_test(who_waits_for_rows_does_not_fill_the_queue),
+        cmocka_unit_test(an_idle_rig_soon_saves_the_state_of_its_slots),
         cmocka_unit_test(a_broken_invariant_stops_the_step_and_is_counted),
     };
 
