@@ -1,6 +1,6 @@
 /* One thread between the driver's library and the control thread.
  *
- * It waits for Xids, a second at most, and reads the sensors every fifth turn; what it found is copied
+ * It opens the library as well: with a driver that is dead already the very first call never returns.  It waits for Xids, a second at most, and reads the sensors every fifth turn; what it found is copied
  * under a lock that is never held over a call of the library.  What an Xid means for a rig is one table
  * (DS4_XIDS, rig notes and NVIDIA's list): those without a way back other than an operator's stay in
  * `trouble` for good. */
@@ -9,10 +9,12 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "worker/nvml.h"
+#include "worker/stage.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +24,9 @@
 #define END_MS   2500
 
 struct ds4_card_watch {
-    struct ds4_nvml *nvml; /* the thread's, once it runs */
+    const char *library;
+    char address[DS4_CARD_ADDRESS_BYTES];
+    struct ds4_nvml *nvml; /* the thread's; NULL until the driver has answered */
     pthread_t thread;
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t changed;
@@ -99,12 +103,26 @@ static bool rest(struct ds4_card_watch *watch, struct ds4_deadline turn)
     return !stop;
 }
 
-static void *run(void *arg)
+static bool open_library(struct ds4_card_watch *watch)
 {
-    struct ds4_card_watch *watch = arg;
+    struct ds4_err err = {0};
+
+    watch->nvml = ds4_nvml_open(watch->library, watch->address, &err);
+    if (watch->nvml == NULL)
+        ds4_log(DS4_LOG_INFO, "card.watch",
+                "card=%s message=\"%s: no temperatures, clocks, Xids of it\"", watch->address,
+                err.msg);
+    else
+        ds4_log(DS4_LOG_INFO, "card.watch", "card=%s", watch->address);
+    return watch->nvml != NULL;
+}
+
+static void watch_card(struct ds4_card_watch *watch)
+{
     struct ds4_deadline due = ds4_deadline_in_ms(READ_MS), turn;
     uint64_t xid;
 
+    take_values(watch);
     do {
         turn = ds4_deadline_in_ms(TURN_MS);
         xid = ds4_nvml_next_xid(watch->nvml, TURN_MS);
@@ -117,6 +135,14 @@ static void *run(void *arg)
             take_values(watch);
         }
     } while (rest(watch, turn));
+}
+
+static void *run(void *arg)
+{
+    struct ds4_card_watch *watch = arg;
+
+    if (open_library(watch))
+        watch_card(watch);
     pthread_mutex_lock(&watch->lock);
     watch->ended = true;
     pthread_cond_broadcast(&watch->changed);
@@ -133,17 +159,13 @@ struct ds4_card_watch *ds4_card_watch_new(const char *library, const char *pci_a
         (void)ds4_fail(err, DS4_E_NOMEM, "no memory to watch the card");
         return NULL;
     }
-    watch->nvml = ds4_nvml_open(library, pci_address, err);
-    if (watch->nvml == NULL)
-        goto fail;
+    watch->library = library;
+    (void)snprintf(watch->address, sizeof(watch->address), "%s", pci_address);
     (void)pthread_mutex_init(&watch->lock, NULL);
     (void)pthread_cond_init(&watch->changed, NULL);
-    take_values(watch);
     if (pthread_create(&watch->thread, NULL, run, watch) == 0)
         return watch;
     (void)ds4_fail(err, DS4_E_NOMEM, "no thread to watch the card");
-fail:
-    ds4_nvml_close(watch->nvml);
     free(watch);
     return NULL;
 }

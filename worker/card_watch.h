@@ -11,11 +11,12 @@
 
 struct ds4_card_watch;
 
-/* `library` and `pci_address` as in worker/nvml.h, copied.  The first values are there on return.  NULL with
- * DS4_E_UNAVAILABLE where there is nothing to watch with; the worker runs without. */
+/* `library` (static storage) and `pci_address` (copied) as in worker/nvml.h.  Returns before the driver has
+ * answered; where there is nothing to watch with, the log says so and no value is ever told.  NULL with
+ * DS4_E_NOMEM. */
 struct ds4_card_watch *ds4_card_watch_new(const char *library, const char *pci_address,
                                           struct ds4_err *err) DS4_MUST_CHECK;
-/* Ends the thread within a second; one that hangs in the driver is left to the end of the process. */
+/* Ends the thread; one that hangs in the driver for longer than 2.5 s is left to the end of the process. */
 void ds4_card_watch_free(struct ds4_card_watch *watch);
 
 /* The newest values and counts; after 15 s without any (the driver hangs) the values are "not told".  -1

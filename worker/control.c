@@ -531,10 +531,7 @@ static void open_card(struct control *c)
         return;
     c->card = ds4_card_watch_new(DS4_NVML_LIBRARY, address, &err);
     if (c->card == NULL)
-        ds4_log(DS4_LOG_INFO, "card.watch",
-                "card=%s message=\"%s: no temperatures, clocks, Xids of it\"", address, err.msg);
-    else
-        ds4_log(DS4_LOG_INFO, "card.watch", "card=%s", address);
+        ds4_log(DS4_LOG_WARN, "card.watch", "card=%s message=\"%s\"", address, err.msg);
 }
 
 static void take_events(struct control *c)

@@ -47,7 +47,7 @@ static struct {
     unsigned long long reasons;
     int temperature_status;
     int n_init, n_shutdown;
-    bool hangs;
+    bool hangs, hangs_at_once;
 } driver = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
 static char card;
@@ -55,7 +55,11 @@ static char card;
 int nvmlInit_v2(void);
 int nvmlInit_v2(void)
 {
+    pthread_mutex_lock(&driver.lock);
     driver.n_init++;
+    while (driver.hangs_at_once)
+        pthread_cond_wait(&driver.changed, &driver.lock);
+    pthread_mutex_unlock(&driver.lock);
     return 0;
 }
 
@@ -248,6 +252,23 @@ static struct ds4_card_watch *watch_it(void)
     return watch;
 }
 
+/* Waits for the first values; returns what get returned then. */
+static int wait_values(struct ds4_card_watch *watch, struct ds4_card_state *got,
+                       struct ds4_err *err)
+{
+    struct ds4_deadline limit = ds4_deadline_in_ms(WAIT_MS);
+    int rc;
+
+    do {
+        rc = ds4_card_watch_get(watch, got, err);
+        if (got->told)
+            return rc;
+        usleep(1000);
+    } while (!ds4_deadline_passed(limit));
+    fail_msg("no values came");
+    return 0;
+}
+
 /* Waits until the watch has counted a fault; returns what get returned then. */
 static int wait_xid(struct ds4_card_watch *watch, enum ds4_xid kind, struct ds4_err *err)
 {
@@ -274,8 +295,7 @@ static void sensors_come_in_base_units_and_what_is_not_told_says_so(void **state
     (void)state;
     driver.reasons = 0x4 | 0x40;
     watch = watch_it();
-    assert_int_equal(ds4_card_watch_get(watch, &got, &err), 0);
-    assert_true(got.told);
+    assert_int_equal(wait_values(watch, &got, &err), 0);
     assert_float_equal(got.value[DS4_CARD_CORE_C], 71, 0);
     assert_float_equal(got.value[DS4_CARD_MEMORY_C], 80, 0);
     assert_float_equal(got.value[DS4_CARD_CORE_LIMIT_C], 85, 0);
@@ -300,18 +320,25 @@ static void sensors_come_in_base_units_and_what_is_not_told_says_so(void **state
 
 static void without_the_library_or_the_card_there_is_nothing_to_watch_with(void **state)
 {
+    struct ds4_card_watch *watch;
+    struct ds4_card_state got;
     struct ds4_err err = {0};
 
     (void)state;
-    assert_null(ds4_card_watch_new("libds4-no-such-library.so.1", ADDRESS, &err));
+    assert_null(ds4_nvml_open("libds4-no-such-library.so.1", ADDRESS, &err));
     assert_int_equal(err.code, DS4_E_UNAVAILABLE);
     assert_non_null(strstr(err.msg, "libds4-no-such-library.so.1"));
-    assert_null(ds4_card_watch_new("libc.so.6", ADDRESS, &err)); /* a library of something else */
+    assert_null(ds4_nvml_open("libc.so.6", ADDRESS, &err)); /* a library of something else */
     assert_int_equal(err.code, DS4_E_UNAVAILABLE);
-    assert_null(ds4_card_watch_new(NULL, "0000:99:00.0", &err));
+    assert_null(ds4_nvml_open(NULL, "0000:99:00.0", &err));
     assert_int_equal(err.code, DS4_E_UNAVAILABLE);
     assert_non_null(strstr(err.msg, "0000:99:00.0"));
     assert_int_equal(driver.n_init, driver.n_shutdown);
+    watch = ds4_card_watch_new("libds4-no-such-library.so.1", ADDRESS, &err);
+    assert_non_null(watch);
+    assert_int_equal(ds4_card_watch_get(watch, &got, &err), 0);
+    assert_false(got.told);
+    ds4_card_watch_free(watch);
 }
 
 static void a_fault_that_a_restart_mends_is_counted_and_no_more(void **state)
@@ -366,12 +393,27 @@ static void a_card_that_fell_off_the_bus_needs_an_operator(void **state)
     (void)state;
     driver.temperature_status = IS_LOST;
     watch = watch_it();
-    assert_int_equal(ds4_card_watch_get(watch, &got, &err), -1);
+    assert_int_equal(wait_values(watch, &got, &err), -1);
     assert_float_equal(got.value[DS4_CARD_WATT], DS4_CARD_NOT_TOLD, 0);
     ds4_card_watch_free(watch);
 }
 
-/* Last: its thread stays in the driver until the process ends. */
+/* The last two: their threads stay in the driver until the process ends. */
+static void a_driver_that_is_dead_at_the_start_holds_nobody_up(void **state)
+{
+    struct ds4_card_watch *watch;
+    struct ds4_card_state got;
+    struct ds4_err err = {0};
+
+    (void)state;
+    driver.hangs_at_once = true;
+    watch = watch_it();
+    assert_int_equal(ds4_card_watch_get(watch, &got, &err), 0);
+    assert_false(got.told);
+    ds4_card_watch_free(watch);
+    assert_int_equal(driver.n_shutdown, 0);
+}
+
 static void a_driver_that_hangs_holds_nobody_up(void **state)
 {
     struct ds4_card_watch *watch;
@@ -381,7 +423,7 @@ static void a_driver_that_hangs_holds_nobody_up(void **state)
     (void)state;
     driver.hangs = true;
     watch = watch_it();
-    assert_int_equal(ds4_card_watch_get(watch, &got, &err), 0);
+    assert_int_equal(wait_values(watch, &got, &err), 0);
     ds4_card_watch_free(watch);
     assert_int_equal(driver.n_shutdown, 0);
 }
@@ -399,6 +441,7 @@ int main(void)
         cmocka_unit_test_setup(a_fault_nobody_knows_needs_an_operator_too, fresh_driver),
         cmocka_unit_test_setup(a_card_that_fell_off_the_bus_needs_an_operator, fresh_driver),
         cmocka_unit_test_setup(a_driver_that_hangs_holds_nobody_up, fresh_driver),
+        cmocka_unit_test_setup(a_driver_that_is_dead_at_the_start_holds_nobody_up, fresh_driver),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
