@@ -433,20 +433,24 @@ static void make_ready(struct ds4_sched *s, struct ds4_restore *r, int64_t now_n
     ds4_engine_admitted(s, seq->req, &hit, now_ns); /* the last: it may cancel */
 }
 
-/* One step of one restore; false if it is gone. */
+static bool has_all(const struct ds4_restore *r)
+{
+    return r->checked && r->n_flight == 0 && r->next == r->commit->n_object;
+}
+
+/* One step of one restore, which may be gone afterwards. */
 static void advance(struct ds4_sched *s, struct ds4_restore *r, bool may_install, int64_t now_ns)
 {
-    if (r->ready)
-        return;
+    if (r->ready && r->seq != NULL)
+        return; /* its sequence's first step is about to be posted */
     if (r->seq == NULL && !r->failed)
         fail(s, r, DS4_KV_CANCELLED, "the request is gone", -1);
-    if (!r->failed && now_ns - r->heard_ns > LATE_NS)
+    if (!r->failed && !has_all(r) && now_ns - r->heard_ns > LATE_NS)
         fail(s, r, DS4_KV_IO, "a stage is late", -1);
     while (!r->failed && r->checked && r->n_flight < WINDOW && r->next < r->commit->n_object &&
            read_next(s, r)) {
     }
-    if (!r->failed && r->checked && r->n_flight == 0 && r->next == r->commit->n_object &&
-        may_install)
+    if (!r->failed && has_all(r) && may_install)
         make_ready(s, r, now_ns);
     else if (!r->failed)
         log_progress(r, now_ns);

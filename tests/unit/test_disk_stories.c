@@ -517,6 +517,41 @@ static void a_client_that_goes_while_its_prompt_is_read_leaves_nothing(void **st
     free(token);
 }
 
+static void leave_when_admitted(void *owner, int32_t cached_tok)
+{
+    struct ds4_rig_client *client = owner;
+
+    client->cached = cached_tok;
+    ds4_sched_cancel(client->rig->sched, client->req, DS4_CANCEL_DISCONNECT, client->rig->now_ns);
+}
+
+/* Everything was read, no step is posted yet: what was read must be dropped, and others must get theirs. */
+static void a_client_that_goes_when_its_prompt_has_been_read_blocks_nobody(void **state)
+{
+    struct world *w = *state;
+    int32_t *token = tokens(1, 6000);
+    struct ds4_rig_client *client;
+
+    open_rig(w);
+    (void)ask(w, token, 6000, 5);
+    restart(w);
+    client = submit(w, token, 6000, 5);
+    client->req->sink.admitted = leave_when_admitted;
+    ds4_rig_run(&w->rig);
+    assert_int_equal(client->n_done, 1);
+    assert_int_equal(client->cached, 5999); /* it had come from the disk */
+    ds4_rig_client_free(client);
+    for (int32_t i = 0; i < 3; i++)
+        (void)ds4_rig_turn(&w->rig);
+    assert_int_equal(w->rig.sched->tier.restore.len, 0);
+    assert_int_equal(ask(w, token, 6000, 5), 5999);
+    assert_int_equal(w->disk.staging.len, 0);
+    for (int32_t s = 0; s < 2; s++)
+        assert_int_equal(w->rig.sched->points.host.stage[s].held_bytes, 0);
+    settle(w);
+    free(token);
+}
+
 static void a_stage_that_does_not_answer_costs_a_cold_prompt(void **state)
 {
     struct world *w = *state;
@@ -830,6 +865,7 @@ int main(void)
         TEST(a_generation_lost_while_saving_leaves_a_commit_or_none),
         TEST(parts_without_a_manifest_are_removed_by_the_next_router),
         TEST(a_client_that_goes_while_its_prompt_is_read_leaves_nothing),
+        TEST(a_client_that_goes_when_its_prompt_has_been_read_blocks_nobody),
         TEST(a_stage_that_does_not_answer_costs_a_cold_prompt),
         TEST(a_generation_lost_while_reading_costs_nobody_the_commit),
         TEST(a_commit_whose_install_ends_two_generations_is_put_away),
