@@ -20,7 +20,8 @@
 /* A prompt that was running when a generation was lost. */
 struct ds4_suspect {
     uint64_t hash;
-    int32_t n_crash; /* 0 = nobody */
+    int32_t n_crash;     /* 0 = nobody */
+    uint32_t generation; /* the last one lost */
     int64_t last_ns;
 };
 

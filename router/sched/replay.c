@@ -33,7 +33,7 @@ static struct ds4_suspect *find_suspect(struct ds4_sched *s, uint64_t hash, int6
     return NULL;
 }
 
-/* Losses this prompt was there at, this one included. */
+/* Losses this prompt was there at, this one included, however many answers to it were under way. */
 static int32_t note_crash(struct ds4_sched *s, const struct ds4_request *req, int64_t now_ns)
 {
     uint64_t hash = hash_of(req);
@@ -46,8 +46,11 @@ static int32_t note_crash(struct ds4_sched *s, const struct ds4_request *req, in
                 suspect = &s->suspect[i];
         *suspect = (struct ds4_suspect){.hash = hash};
     }
+    if (suspect->n_crash == 0 || suspect->generation != s->form.generation)
+        suspect->n_crash++;
+    suspect->generation = s->form.generation;
     suspect->last_ns = now_ns;
-    return ++suspect->n_crash;
+    return suspect->n_crash;
 }
 
 int ds4_engine_check_poison(struct ds4_sched *s, const struct ds4_request *req, int64_t now_ns,

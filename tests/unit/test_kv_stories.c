@@ -737,6 +737,33 @@ static void a_prompt_at_two_losses_is_poison_for_ten_minutes(void **state)
     ds4_rig_close(&rig);
 }
 
+/* The same words from several clients, and one loss: nobody's prompt was there twice. */
+static void equal_prompts_at_one_loss_are_all_replayed(void **state)
+{
+    struct ds4_rig_shape shape = roomy;
+    struct ds4_rig_client *c[3];
+    struct ds4_rig rig;
+
+    (void)state;
+    shape.config.replay = true;
+    ds4_rig_open(&rig, &shape);
+    for (int32_t i = 0; i < 3; i++) {
+        c[i] = ds4_rig_client(&rig, 7, 500, 40);
+        assert_int_equal(ds4_rig_submit(c[i], NULL, NULL), 0);
+    }
+    for (int32_t i = 0; i < 12; i++)
+        ds4_rig_turn(&rig);
+    lose(&rig);
+    ds4_rig_start(&rig);
+    ds4_rig_run(&rig);
+    for (int32_t i = 0; i < 3; i++) {
+        assert_int_equal(c[i]->result.reason, DS4_REASON_NONE);
+        assert_true(ds4_rig_is_right(c[i], 40));
+        ds4_rig_client_free(c[i]);
+    }
+    ds4_rig_close(&rig);
+}
+
 /* Its rows are there and the slot that could go on with them is not: they are no reason to wait. */
 static void a_prompt_does_not_wait_for_its_own_rows_to_go_away(void **state)
 {
@@ -940,6 +967,7 @@ int main(void)
         cmocka_unit_test(one_refused_for_memory_hears_so_when_its_time_is_up),
         cmocka_unit_test(a_replayed_answer_is_the_undisturbed_one),
         cmocka_unit_test(a_prompt_at_two_losses_is_poison_for_ten_minutes),
+        cmocka_unit_test(equal_prompts_at_one_loss_are_all_replayed),
         cmocka_unit_test(a_replayed_answer_that_has_no_room_left_ends_alone),
         cmocka_unit_test(a_slot_whose_state_is_to_be_saved_is_not_waited_for_in_idleness),
         cmocka_unit_test(a_prompt_does_not_wait_for_its_own_rows_to_go_away),
