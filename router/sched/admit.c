@@ -245,6 +245,19 @@ static const struct ds4_kv_lease *get_disk_lease(struct ds4_sched *s, const stru
     return NULL;
 }
 
+/* The best place in memory from which the last stage learns all it must know. */
+static void look_up(struct ds4_sched *s, const struct ds4_request *req, struct ds4_prefix_hit *hit)
+{
+    struct tokens known = tokens_of(req);
+    int32_t most = needed_from(req) < known.n ? needed_from(req) + 1 : known.n;
+
+    *hit = ds4_prefix_find(&s->prefix, known.ptr, req->no_cache_reads ? 0 : known.n, req->salt);
+    if (lacks_history(s, req, hit)) /* of one that begins again, the answer is run anew */
+        *hit = ds4_prefix_find(&s->prefix, known.ptr, most, req->salt);
+    if (lacks_history(s, req, hit))
+        *hit = ds4_prefix_find(&s->prefix, known.ptr, 0, req->salt);
+}
+
 /* From where the request goes on, and the lease for that. */
 static const struct ds4_kv_lease *find_place(struct ds4_sched *s, struct ds4_request *req,
                                              struct ds4_prefix_hit *hit,
@@ -254,26 +267,21 @@ static const struct ds4_kv_lease *find_place(struct ds4_sched *s, struct ds4_req
     struct tokens known = tokens_of(req);
     int32_t most = needed_from(req) < known.n ? needed_from(req) + 1 : known.n;
     const struct ds4_kv_lease *lease;
-    struct ds4_prefix_hit memory;
 
     *restore = NULL;
     req->follow_seq = 0;
     *hit = ds4_prefix_find(&s->prefix, known.ptr, req->no_cache_reads ? 0 : known.n, req->salt);
     if (!req->no_cache_reads && better_one_is_draining(s, req, hit->start))
         return NULL;
-    if (lacks_history(s, req, hit)) /* of one that begins again, the answer is run anew */
-        *hit = ds4_prefix_find(&s->prefix, known.ptr, most, req->salt);
-    if (lacks_history(s, req, hit))
-        *hit = ds4_prefix_find(&s->prefix, known.ptr, 0, req->salt);
+    look_up(s, req, hit);
     if (better_one_is_coming(s, req, hit->run, now_ns))
         return NULL;
-    memory = *hit;
     *restore = ds4_restore_look(s, req, known.ptr, most, hit, now_ns);
     if (*restore != NULL) {
         lease = get_disk_lease(s, req, hit, restore, err);
         if (lease != NULL || (err->code == DS4_E_BUSY && !must_start_over(s, hit)))
             return lease;
-        *hit = memory; /* as if there were no disk */
+        look_up(s, req, hit); /* as if there were no disk; its memory may have cost points */
     }
     lease = get_lease(s, req, hit, err);
     if (lease == NULL && (err->code == DS4_E_NOMEM || must_start_over(s, hit))) {
