@@ -226,6 +226,7 @@ static void start_over(struct ds4_sched *s, struct ds4_restore *r, int64_t now_n
     s->n_running--;
     ds4_engine_settle(s, seq, now_ns);
     req->no_disk = true;
+    req->parked = req->history.len > 0; /* its answer has begun: no time runs out in the queue */
     req->seq = 0;
     if (ds4_request_move(req, DS4_REQUEST_QUEUED, &err) != 0)
         ds4_engine_finish(s, req, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, &err);

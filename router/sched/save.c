@@ -243,6 +243,18 @@ void ds4_save_stop(struct ds4_sched *s)
     finish(s, false);
 }
 
+void ds4_save_abandon(struct ds4_sched *s)
+{
+    struct ds4_saving *v = s->tier.saving;
+
+    if (v == NULL)
+        return;
+    s->tier.saving = NULL;
+    free(v->held); /* the objects are the catalogue's */
+    ds4_manifest_deinit(&v->m);
+    free(v);
+}
+
 /* ---- beginning -------------------------------------------------------------------------------------- */
 
 static void name_objects(struct ds4_saving *v)
@@ -524,6 +536,19 @@ void ds4_save_answered(struct ds4_sched *s, struct ds4_transfer *transfer, int64
     ds4_tier_forget_transfer(s, transfer);
 }
 
+/* Without a .w file nobody would know of parts that come to nothing: none are written. */
+void ds4_save_noted(struct ds4_sched *s, const struct ds4_shelf_job *job)
+{
+    struct ds4_saving *v = s->tier.saving;
+
+    if (job->rc != 0)
+        ds4_log(DS4_LOG_WARN, "kv.save", "error=\"%s\"", job->err.msg);
+    if (v == NULL || memcmp(v->m.commit, job->id, DS4_ID_BYTES) != 0)
+        return;
+    v->noted = true;
+    v->failed |= job->rc != 0;
+}
+
 void ds4_save_stored(struct ds4_sched *s, const struct ds4_shelf_job *job, int64_t now_ns)
 {
     struct ds4_tier *t = &s->tier;
@@ -542,7 +567,7 @@ void ds4_save_stored(struct ds4_sched *s, const struct ds4_shelf_job *job, int64
                 "tokens=%d written_mb=%.1f took_ms=%" PRId64 " commits=%d disk_mb=%" PRIu64,
                 v->m.pos, (double)v->written_bytes / 1e6, (now_ns - v->begun_ns) / DS4_NS_PER_MS,
                 ds4_catalog_n(t->catalog), ds4_catalog_bytes(t->catalog) >> 20);
-    if (job->rc == 0 && commit == NULL) { /* there, but nobody knows it: not for long */
+    if (commit == NULL) { /* it may be there all the same, and its parts will not */
         struct ds4_shelf_job *retire = ds4_shelf_job_new(DS4_SHELF_RETIRE, job->id, 0);
 
         if (retire != NULL)
@@ -565,7 +590,7 @@ void ds4_save_tick(struct ds4_sched *s, int64_t now_ns)
         begin(s, point, now_ns);
     }
     v = t->saving;
-    if (v == NULL || v->storing)
+    if (v == NULL || v->storing || (!v->noted && !v->failed))
         return;
     while (!v->failed && v->next < v->m.n_object) {
         if (v->held[v->next] != NULL)

@@ -101,6 +101,7 @@ void ds4_tier_deinit(struct ds4_sched *s)
     DS4_VEC_DEINIT(&t->restore);
     DS4_VEC_DEINIT(&t->drop);
     DS4_VEC_DEINIT(&t->queue);
+    ds4_save_abandon(s);
     ds4_catalog_free(t->catalog);
     *t = (struct ds4_tier){0};
 }
@@ -114,6 +115,7 @@ static void open_folder(struct ds4_sched *s)
     struct ds4_shelf_job *job;
     struct ds4_err err = {0};
 
+    ds4_save_abandon(s);
     for (size_t i = 0; i < t->garbage.len; i++) /* of another model: its own start's business */
         free_garbage(t->garbage.ptr[i]);
     t->garbage.len = 0;
@@ -143,8 +145,9 @@ void ds4_tier_start(struct ds4_sched *s)
         ds4_log(DS4_LOG_WARN, "kv.disk",
                 "message=\"nothing is kept on disk: a stage has no disk tier, or no memory for "
                 "restore points\"");
-    if (t->works && !t->opening &&
-        (!t->scanned || memcmp(t->fingerprint, host->fingerprint, DS4_ID_BYTES) != 0))
+    if (t->works && memcmp(t->fingerprint, host->fingerprint, DS4_ID_BYTES) != 0)
+        t->scanned = false; /* what is known is of another model */
+    if (t->works && !t->opening && !t->scanned)
         open_folder(s);
 }
 
@@ -353,7 +356,8 @@ static bool remove_next(struct ds4_sched *s, struct ds4_garbage *g)
     struct ds4_transfer *transfer;
     struct ds4_err err = {0};
 
-    if (g->file >= object->n_file || (g->file == 0 && is_wanted(s, object))) {
+    /* Asked before every file: a save may have begun to write this object anew since the last one. */
+    if (g->file >= object->n_file || is_wanted(s, object)) {
         g->next++;
         g->file = 0;
         return true;
@@ -433,7 +437,13 @@ static void leave_out(struct ds4_sched *s, const struct ds4_manifest *m)
     take_leftover(s, m);
 }
 
-static void take_uses(struct ds4_tier *t, const struct ds4_commit_uses *use)
+/* A time of a file, or of a clock that was wrong once. */
+static int64_t past_ns(int64_t at_ns, int64_t now_ns)
+{
+    return at_ns < 0 || at_ns > now_ns ? now_ns : at_ns;
+}
+
+static void take_uses(struct ds4_tier *t, const struct ds4_commit_uses *use, int64_t now_ns)
 {
     for (size_t i = 0; i < use->len; i++) {
         struct ds4_commit *commit = ds4_catalog_by_id(t->catalog, use->ptr[i].id);
@@ -441,7 +451,7 @@ static void take_uses(struct ds4_tier *t, const struct ds4_commit_uses *use)
         if (commit == NULL)
             continue;
         commit->hits = use->ptr[i].hits;
-        commit->used_ns = use->ptr[i].used_ns;
+        commit->used_ns = past_ns(use->ptr[i].used_ns, now_ns);
     }
 }
 
@@ -452,25 +462,27 @@ static void scanned(struct ds4_sched *s, struct ds4_shelf_job *job, int64_t now_
     struct ds4_commit *victim;
 
     t->opening = false;
+    if (s->started && t->works && memcmp(s->points.host.fingerprint, job->id, DS4_ID_BYTES) != 0) {
+        open_folder(s); /* the stages came back with another model while it ran */
+        return;
+    }
     if (job->rc != 0) {
         ds4_log(DS4_LOG_ERROR, "kv.disk", "error=\"nothing is kept on disk: %s\"", job->err.msg);
         t->works = false;
         return;
     }
-    if (memcmp(t->fingerprint, job->id, DS4_ID_BYTES) != 0)
-        return; /* of another model; its own scan follows */
     for (size_t i = 0; i < scan->commit.len; i++) {
         struct ds4_manifest *m = &scan->commit.ptr[i];
-        int64_t created_ns = m->created_ns > INT64_MAX ? 0 : (int64_t)m->created_ns;
+        int64_t created_ns = m->created_ns > INT64_MAX ? -1 : (int64_t)m->created_ns;
         struct ds4_err err = {0};
 
-        if (ds4_catalog_add(t->catalog, m, created_ns, &err) != NULL)
+        if (ds4_catalog_add(t->catalog, m, past_ns(created_ns, unix_ns(s, now_ns)), &err) != NULL)
             continue;
         ds4_log(DS4_LOG_WARN, "kv.disk", "error=\"a commit is left out: %s\"", err.msg);
         if (err.code == DS4_E_INVALID)
             leave_out(s, m);
     }
-    take_uses(t, &scan->use);
+    take_uses(t, &scan->use, unix_ns(s, now_ns));
     for (size_t i = 0; i < scan->leftover.len; i++)
         take_leftover(s, &scan->leftover.ptr[i]);
     for (int32_t r = 0; r < DS4_KV_N_REASON; r++)
@@ -499,6 +511,9 @@ static void take_answers(struct ds4_sched *s, int64_t now_ns)
         switch (job->kind) {
         case DS4_SHELF_OPEN:
             scanned(s, job, now_ns);
+            break;
+        case DS4_SHELF_INTEND:
+            ds4_save_noted(s, job);
             break;
         case DS4_SHELF_COMMIT:
             ds4_save_stored(s, job, now_ns);

@@ -73,6 +73,7 @@ struct ds4_saving {
     int32_t n_flight;
     int64_t reserved_bytes;
     uint64_t written_bytes;
+    bool noted; /* the .w file is there: parts may be written */
     bool failed;
     bool storing;
     int64_t begun_ns;
@@ -148,8 +149,11 @@ void ds4_tier_count_reject(struct ds4_sched *s, enum ds4_kv_reason reason);
 void ds4_save_consider(struct ds4_sched *s, int64_t now_ns);
 void ds4_save_tick(struct ds4_sched *s, int64_t now_ns);
 void ds4_save_answered(struct ds4_sched *s, struct ds4_transfer *transfer, int64_t now_ns);
+void ds4_save_noted(struct ds4_sched *s, const struct ds4_shelf_job *job);
 void ds4_save_stored(struct ds4_sched *s, const struct ds4_shelf_job *job, int64_t now_ns);
 void ds4_save_stop(struct ds4_sched *s);
+/* The catalogue is about to be freed: a save whose manifest is being stored is not waited for. */
+void ds4_save_abandon(struct ds4_sched *s);
 /* What waits to be saved lets go of the index's rows; true if anything did. */
 bool ds4_save_yield(struct ds4_sched *s);
 bool ds4_save_is_busy(const struct ds4_sched *s);

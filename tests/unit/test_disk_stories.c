@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -463,6 +464,7 @@ static void a_generation_lost_while_saving_leaves_a_commit_or_none(void **state)
         assert_int_equal(ask(w, token, 3000, 5), 2999);
         settle(w);
         ds4_rig_close(&w->rig);
+        free(token);
     }
     open_rig(w);
 }
@@ -475,7 +477,8 @@ static void parts_without_a_manifest_are_removed_by_the_next_router(void **state
 
     open_rig(w);
     (void)ask(w, token, 3000, 5);
-    while (w->disk.n_written < 2 || w->rig.sched->tier.saving == NULL)
+    while (w->disk.n_written < 2 || w->rig.sched->tier.saving == NULL ||
+           w->rig.sched->tier.saving->storing)
         (void)ds4_rig_turn(&w->rig);
     assert_true(n_files(w, ".w") > 0);
     ds4_rig_close(&w->rig); /* nothing is saved on the way */
@@ -661,6 +664,186 @@ static void a_refusal_reads_nothing(void **state)
     ds4_rig_client_free(hog);
     free(token);
     free(other);
+}
+
+/* A prompt whose answer had begun waits for the disk in vain: it is computed, whatever the clock of the queue
+ * says. */
+static void an_answer_that_gave_way_outlives_a_restore_that_fails(void **state)
+{
+    struct world *w = *state;
+    int32_t *token = tokens(1, 6000);
+    struct ds4_rig_client *client;
+
+    open_rig(w);
+    (void)ask(w, token, 6000, 5);
+    restart(w);
+    client = ds4_rig_client_of(&w->rig, token, 6000, 5);
+    for (int32_t t = 0; t < 6000; t++) /* as it is left when its blocks went to another one */
+        assert_int_equal(DS4_VEC_PUSH(&client->req->history, token[t]), 0);
+    assert_int_equal(ds4_rig_submit(client, NULL, NULL), 0);
+    client->req->parked = true;
+    w->disk.silent = true;
+    for (int32_t i = 0; i < 5; i++)
+        (void)ds4_rig_turn(&w->rig);
+    assert_int_equal(w->rig.sched->tier.restore.len, 1);
+    w->rig.now_ns += 1000 * DS4_NS_PER_SEC;
+    ds4_sched_hold(w->rig.sched, true); /* there is no place for it at once */
+    for (int32_t i = 0; i < 3; i++)
+        (void)ds4_rig_turn(&w->rig);
+    ds4_sched_hold(w->rig.sched, false);
+    ds4_rig_run(&w->rig);
+    assert_int_equal(client->result.reason, DS4_REASON_NONE);
+    assert_true(ds4_rig_is_right(client, 5));
+    ds4_rig_client_free(client);
+    w->disk.silent = false;
+    settle(w);
+    free(token);
+}
+
+/* Host memory for the read costs every point, the lease is refused all the same: then the place that a point
+ * in memory offered is none any more. */
+static void a_point_given_up_for_a_read_is_not_started_from(void **state)
+{
+    struct world *w = *state;
+    int32_t *token = tokens(1, 6000);
+
+    w->shape.n_blocks = 26;
+    w->shape.n_points = 13;
+    open_rig(w);
+    (void)ask(w, token, 6000, 5);
+    restart(w);
+    (void)ask(w, token, 5000, 5);
+    settle(w);
+    while (w->rig.sched->prefix.hot.len > 0)
+        ds4_engine_drop_hot(w->rig.sched, 0);
+    assert_true(w->rig.sched->points.n_point > 0);
+    (void)ask(w, token, 6000, 5);
+    settle(w);
+    free(token);
+}
+
+/* The object is written anew while the removal of its old files is under way: the new ones stay. */
+static void a_removal_under_way_spares_what_is_written_anew(void **state)
+{
+    struct world *w = *state;
+    struct ds4_catalog *c;
+    int32_t *token = tokens(1, 3000), *next, n;
+
+    open_rig(w);
+    (void)ask(w, token, 3000, 5);
+    settle(w);
+    c = w->rig.sched->tier.catalog;
+    while (ds4_catalog_n(c) > 0)
+        ds4_tier_drop_commit(w->rig.sched, ds4_catalog_at(c, 0), false);
+    for (size_t i = 0; i < w->rig.sched->tier.garbage.len; i++)
+        w->rig.sched->tier.garbage.ptr[i]->file = 1; /* the first stage has been told */
+    settle(w);                                       /* saves the end of the turn again */
+    assert_true(ds4_catalog_n(c) > 0);
+    restart(w);
+    next = turn(token, 3000, 5, 40, &n);
+    assert_int_equal(ask(w, next, n, 5), n - 40 - 1);
+    assert_int_equal(n_files(w, ".bad"), 0);
+    free(next);
+    free(token);
+}
+
+/* The stages come back with another model while the last manifest of the old one is being stored, and while the
+ * scan of the old one's folder runs: nothing of it gets into the new catalogue. */
+static void another_model_in_the_middle_of_a_save_or_a_scan_is_not_mixed_up(void **state)
+{
+    struct world *w = *state;
+    struct ds4_sched *s;
+    int32_t *token = tokens(1, 3000);
+
+    open_rig(w);
+    s = w->rig.sched;
+    (void)ask(w, token, 3000, 5);
+    while (s->tier.saving == NULL || !s->tier.saving->storing)
+        (void)ds4_rig_turn(&w->rig);
+    w->rig.host.fingerprint[0] = 1;
+    lose(w);
+    assert_true(s->tier.opening);
+    w->rig.host.fingerprint[0] = 2;
+    lose(w);
+    for (int32_t i = 0; i < 3; i++)
+        (void)ds4_rig_turn(&w->rig);
+    assert_true(s->tier.scanned);
+    assert_memory_equal(s->tier.fingerprint, w->rig.host.fingerprint, DS4_ID_BYTES);
+    assert_int_equal(ds4_catalog_n(s->tier.catalog), 0);
+    assert_clean(w);
+    assert_int_equal(ask(w, token, 3000, 5), 0);
+    w->rig.host.fingerprint[0] = 0; /* and the old one again */
+    settle(w);
+    lose(w);
+    for (int32_t i = 0; i < 3; i++)
+        (void)ds4_rig_turn(&w->rig);
+    assert_true(ds4_catalog_n(s->tier.catalog) > 0);
+    assert_clean(w);
+    free(token);
+}
+
+static void without_a_folder_no_part_is_written(void **state)
+{
+    struct world *w = *state;
+    int32_t *token = tokens(1, 3000);
+
+    open_rig(w);
+    remove_tree(w->dir);
+    (void)ask(w, token, 3000, 5);
+    settle(w);
+    assert_int_equal(w->disk.n_written, 0);
+    assert_int_equal(ds4_catalog_n(w->rig.sched->tier.catalog), 0);
+    assert_int_equal(mkdir(w->dir, 0700), 0); /* for the tear-down */
+    free(token);
+}
+
+/* The manifest is there and the disk thread says it failed: its parts are removed, so it must go as well. */
+static void a_commit_that_failed_half_way_leaves_no_manifest(void **state)
+{
+    struct world *w = *state;
+    int32_t *token = tokens(1, 3000);
+    char path[192], hex[2 * DS4_ID_BYTES + 1];
+
+    open_rig(w);
+    (void)ask(w, token, 3000, 5);
+    w->disk.silent = true;
+    while (w->rig.sched->tier.saving == NULL || w->rig.sched->tier.saving->n_flight == 0)
+        (void)ds4_rig_turn(&w->rig);
+    w->disk.silent = false;
+    for (int i = 0; i < DS4_ID_BYTES; i++)
+        snprintf(hex + 2 * i, 3, "%02x", w->rig.sched->tier.saving->m.commit[i]);
+    snprintf(path, sizeof(path), "%s/v1/0000000000000000/man/%s.w", w->dir, hex);
+    assert_int_equal(unlink(path), 0); /* what cannot be unlinked is in its place */
+    assert_int_equal(mkdir(path, 0700), 0);
+    settle(w);
+    assert_int_equal(n_files(w, ".m"), ds4_catalog_n(w->rig.sched->tier.catalog));
+    for (size_t i = 0; i < w->disk.part.len; i++)
+        assert_non_null(ds4_catalog_object(w->rig.sched->tier.catalog, w->disk.part.ptr[i].key,
+                                           w->disk.part.ptr[i].tail));
+    free(token);
+}
+
+/* A clock that was wrong once must not keep a commit for ever. */
+static void a_use_in_the_future_counts_as_one_of_today(void **state)
+{
+    struct world *w = *state;
+    int32_t *token = tokens(1, 3000);
+    const struct ds4_catalog *c;
+
+    open_rig(w);
+    (void)ask(w, token, 3000, 5);
+    settle(w);
+    c = w->rig.sched->tier.catalog;
+    for (int32_t i = 0; i < ds4_catalog_n(c); i++)
+        ds4_catalog_at(c, i)->used_ns = i % 2 == 0 ? INT64_MAX : INT64_MIN;
+    w->rig.sched->tier.uses_dirty = true;
+    restart(w);
+    c = w->rig.sched->tier.catalog;
+    assert_true(ds4_catalog_n(c) > 0);
+    for (int32_t i = 0; i < ds4_catalog_n(c); i++)
+        assert_true(ds4_catalog_at(c, i)->used_ns >= 0 &&
+                    ds4_catalog_at(c, i)->used_ns <= w->rig.now_ns);
+    free(token);
 }
 
 /* ---- a full disk ------------------------------------------------------------------------------------ */
@@ -870,6 +1053,13 @@ int main(void)
         TEST(a_generation_lost_while_reading_costs_nobody_the_commit),
         TEST(a_commit_whose_install_ends_two_generations_is_put_away),
         TEST(a_refusal_reads_nothing),
+        TEST(an_answer_that_gave_way_outlives_a_restore_that_fails),
+        TEST(a_point_given_up_for_a_read_is_not_started_from),
+        TEST(a_removal_under_way_spares_what_is_written_anew),
+        TEST(another_model_in_the_middle_of_a_save_or_a_scan_is_not_mixed_up),
+        TEST(without_a_folder_no_part_is_written),
+        TEST(a_commit_that_failed_half_way_leaves_no_manifest),
+        TEST(a_use_in_the_future_counts_as_one_of_today),
         TEST(two_conversations_on_a_disk_for_one_do_not_thrash),
         TEST(a_shared_beginning_survives_foreign_conversations),
         TEST(the_commit_a_waiting_prompt_needs_is_not_evicted),
