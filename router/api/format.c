@@ -12,14 +12,15 @@ int ds4_format_read(struct ds4_answer *answer, const struct ds4_chat_prompt *pro
     static const char *const params[DS4_N_API] = {"response_format", "response_format",
                                                   "text.format", "output_config.format"};
     const struct ds4_jt_node *schema = prompt->conversation.answer_schema;
+    const char *param = prompt->conversation.answer_param;
     struct ds4_err err = {0};
 
     answer->wants_json = prompt->conversation.answer_json;
     if (!answer->wants_json || schema == NULL)
         return 0;
     if (ds4_conform_check_schema(schema, &err) != 0)
-        return ds4_api_fail(error, "schema_unsupported", params[answer->dialect->api], "%s",
-                            err.msg);
+        return ds4_api_fail(error, "schema_unsupported",
+                            param != NULL ? param : params[answer->dialect->api], "%s", err.msg);
     answer->answer_schema = ds4_arena_copy(&answer->choice[0].req->arena, schema->raw);
     return answer->answer_schema.ptr != NULL
                ? 0

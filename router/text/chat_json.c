@@ -423,7 +423,7 @@ static int read_response_format(struct reader *r, const struct ds4_jt_node *root
 
 /* ---- vLLM's names for the form of an answer ------------------------------------------------------- */
 
-/* The schema that stands for `path`: an object, or a string that holds one. */
+/* The schema that stands for `path` (static): an object, or a string that holds one. */
 static int read_schema(struct reader *r, const struct ds4_jt_node *schema, const char *path)
 {
     if (schema->type == DS4_JT_STRING) {
@@ -439,6 +439,7 @@ static int read_schema(struct reader *r, const struct ds4_jt_node *schema, const
                    path);
     r->out->answer_schema = schema;
     r->out->answer_json = true;
+    r->out->answer_param = path;
     return 0;
 }
 

@@ -41,7 +41,8 @@ struct ds4_conversation {
     struct ds4_str tool_name;                /* with DS4_TOOL_CHOICE_NAMED */
     const struct ds4_jt_node *answer_schema; /* of a JSON-schema response format, NULL = none */
     bool answer_json;                        /* a response format of JSON, with a schema or not */
-    bool continue_last; /* the last message is an assistant's, to be continued (R11) */
+    const char *answer_param; /* the member that asked, NULL = the dialect's own; static storage */
+    bool continue_last;       /* the last message is an assistant's, to be continued (R11) */
     struct ds4_effort_wish wish;
     struct ds4_normalise_counts counts;
 };

@@ -72,6 +72,11 @@ class Requests(unittest.TestCase):
             self.refused(dict(HELLO, **change), 400, "unsupported_value", next(iter(change)))
         for change in ({"guided_choice": ["a", "b"]}, {"guided_regex": "a+"}):
             self.refused(dict(HELLO, **change), 422, "schema_unsupported", next(iter(change)))
+        # The error about a schema named response_format, which these clients do not send.
+        far = {"$ref": "http://x/y"}
+        for change in ({"guided_json": far}, {"structured_outputs": {"json": far}}):
+            error = self.refused(dict(HELLO, **change), 422, "schema_unsupported", "")
+            self.assertTrue(error["param"].startswith(next(iter(change))), error)
         image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
         self.refused(dict(HELLO, messages=image), 400, "unsupported_value", "image_url")
         self.refused(dict(HELLO, reasoning_effort="huge"), 400, "invalid_value", "huge")
