@@ -17,7 +17,7 @@
 #define MAX_PARTS 40
 
 /* The long form has more: test_direct 1000000. */
-static int n_texts = 30000;
+static int n_texts = 15000;
 
 #define BAR "\xef\xbd\x9c"
 
