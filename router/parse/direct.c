@@ -283,23 +283,61 @@ static __attribute__((noinline)) bool quick_lt(struct ds4_stream *s, struct ds4_
     return true;
 }
 
+/* A line of a channel ends, or a newline waits before its next one: it waits for text that follows. */
+static __attribute__((noinline)) bool quick_line(struct ds4_stream *s, struct ds4_str text,
+                                                 unsigned classes, struct ds4_events *out)
+{
+    struct ds4_channel *ch = &s->channels[s->channel];
+    size_t held = ch->hold.len, n = text.len;
+    char *dst;
+
+    if (text.ptr[n - 1] == '\n')
+        n--;
+    if (memchr(text.ptr, '\n', n) != NULL)
+        return false;
+    /* Blanks and backticks at the start of a line may begin a fence. */
+    if (held > 0 && ((classes & DS4_BYTE_VISIBLE) == 0 || memchr(text.ptr, '`', n) != NULL))
+        return false;
+    if (n > 0) {
+        dst = ds4_events_extend(out, s->quiet_kind, 0, held + n);
+        if (dst == NULL)
+            return true;
+        if (held > 0)
+            dst[0] = '\n';
+        ds4_buf_copy_few(dst + held, text.ptr, n);
+        ch->last = text.ptr[n - 1];
+    }
+    ds4_buf_clear(&ch->hold);
+    if (n < text.len && ds4_buf_append_byte(&ch->hold, '\n') != 0)
+        s->failed = true;
+    s->base = s->pos = s->scan = s->param.begin = s->base + text.len;
+    if ((classes & DS4_BYTE_VISIBLE) != 0)
+        s->last = DS4_LAST_OTHER;
+    return true;
+}
+
 bool ds4_direct_quick(struct ds4_stream *s, struct ds4_str text, unsigned classes, bool slack,
                       struct ds4_events *out)
 {
+    const struct ds4_channel *ch = &s->channels[s->channel];
+    bool string = s->quiet == DS4_QUIET_STRING;
+
     if (s->quiet == DS4_QUIET_HOARD)
         return hoard(s, text, classes);
     if ((classes & s->loud) != 0)
         return false;
-    if ((classes & DS4_BYTE_LT) != 0 || s->in.len > 0 || (classes & s->escaped) != 0) {
-        if ((classes & DS4_BYTE_LT) == 0 && s->quiet == DS4_QUIET_STRING &&
-            (s->in.len == 0 || s->in.ptr[0] == '\n'))
-            return quick_escaped(s, text, out);
-        return (classes & s->escaped) == 0 && quick_lt(s, text, out);
+    if (s->in.len == 0 && (string || ch->hold.len == 0) &&
+        (classes & (DS4_BYTE_LT | s->escaped)) == 0) {
+        put_quick(s, text, 0, text.len, slack, out);
+        if ((classes & DS4_BYTE_VISIBLE) != 0)
+            s->last = DS4_LAST_OTHER;
+        return true;
     }
-    put_quick(s, text, 0, text.len, slack, out);
-    if ((classes & DS4_BYTE_VISIBLE) != 0)
-        s->last = DS4_LAST_OTHER;
-    return true;
+    if (string && (classes & DS4_BYTE_LT) == 0 && (s->in.len == 0 || s->in.ptr[0] == '\n'))
+        return quick_escaped(s, text, out);
+    if (!string && (classes & DS4_BYTE_LT) == 0 && s->in.len == 0)
+        return quick_line(s, text, classes, out);
+    return (classes & s->escaped) == 0 && (string || ch->hold.len == 0) && quick_lt(s, text, out);
 }
 
 /* Text that waits is '<', '</' or nothing. */
@@ -315,6 +353,12 @@ static bool holds_lt(const struct ds4_stream *s)
 static bool holds_newline(const struct ds4_stream *s)
 {
     return s->pos == s->base && s->in.len == 1 && s->in.ptr[0] == '\n';
+}
+
+/* A channel holds one newline and nothing else waits. */
+static bool waits_for_line(const struct ds4_stream *s, const struct ds4_channel *ch)
+{
+    return s->in.len == 0 && ch->hold.len == 1 && ch->hold.ptr[0] == '\n';
 }
 
 /* How much a value that is not sent yet may still grow; 0 if it has a tag at its end. */
@@ -336,11 +380,11 @@ void ds4_direct_settle(struct ds4_stream *s)
     if (s->config->raw || s->config->machine_only || s->failed)
         return;
     if (s->state == DS4_STATE_TEXT && holds_lt(s) && !ch->empty && !ch->blank &&
-        ch->line_ticks < 0 && ch->hold.len == 0 && (ch->pseudo_left == NULL || s->in.len > 0) &&
-        (reasoning || s->stop.n_strings == 0)) {
+        ch->line_ticks < 0 && (ch->hold.len == 0 || waits_for_line(s, ch)) &&
+        (ch->pseudo_left == NULL || s->in.len > 0) && (reasoning || s->stop.n_strings == 0)) {
         s->quiet = DS4_QUIET_TEXT;
-        s->loud = DS4_BYTE_NEWLINE | DS4_BYTE_D;
-        s->escaped = 0;
+        s->loud = DS4_BYTE_D;
+        s->escaped = DS4_BYTE_NEWLINE;
         s->quiet_kind = reasoning ? DS4_EVENT_REASONING : DS4_EVENT_CONTENT;
     } else if (s->state == DS4_STATE_VALUE && s->param.streamed) {
         if (s->param.opened && (holds_lt(s) || holds_newline(s))) {

@@ -42,7 +42,8 @@ enum ds4_parse_state {
 };
 
 /* Where the next text goes if it is plain (direct.c).  Unless it is NOT, the buffer holds nothing but the
- * beginning of a tag ('<' or '</'), and in a hoard the text so far. */
+ * beginning of a tag ('<' or '</') or, in a string, a newline; a channel may hold a newline instead; in a
+ * hoard the buffer has the text so far. */
 enum ds4_quiet {
     DS4_QUIET_NOT, /* the machine must see it */
     DS4_QUIET_TEXT,
@@ -145,8 +146,8 @@ struct ds4_stream {
     bool failed;    /* memory ran out */
 
     enum ds4_quiet quiet;
-    unsigned loud;                  /* classes of bytes that are not plain there */
-    unsigned escaped;               /* classes of bytes that go out escaped */
+    unsigned loud;    /* classes of bytes that are not plain there */
+    unsigned escaped; /* and of bytes that go out otherwise: escaped, or after a wait */
     enum ds4_event_kind quiet_kind; /* of the event that quiet text goes to */
     size_t quiet_room;              /* a hoard may grow by so much */
 

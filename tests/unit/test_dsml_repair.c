@@ -62,6 +62,24 @@ static void what_follows_the_tag_decides(void **state)
     reads("Use " BASH "</think>.", "|Use " BASH ".||stop");
 }
 
+/* Only blanks lie between the text closer and the wrapper's: it is text, too.  The blanks once counted as text
+ * when they came with the closer in a piece of their own, and the closer vanished. */
+static void blanks_that_come_with_a_closer_are_still_blanks(void **state)
+{
+    static const char text[] = "Use " BASH "th" INVOKE "  " BLOCK " y";
+    uint64_t ids = 1;
+    const struct ds4_parse_config config = {
+        .tools = parse_check_tools, .n_tools = 3, .random = parse_check_fill, .random_ctx = &ids};
+
+    (void)state;
+    reads(text, "|Use " BASH "th" INVOKE "  " BLOCK " y||stop");
+    for (uint64_t seed = 0; seed < 1000; seed++) {
+        const char *wrong = parse_check(&config, DS4_STR(text), DS4_ENGINE_STOP, seed);
+        if (wrong != NULL)
+            fail_msg("seed %d: %s", (int)seed, wrong);
+    }
+}
+
 static void gates_keep_the_whole_span_as_text(void **state)
 {
     (void)state;
@@ -218,6 +236,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_bare_call_swallows_its_outer_closer_once),
         cmocka_unit_test(what_follows_the_tag_decides),
+        cmocka_unit_test(blanks_that_come_with_a_closer_are_still_blanks),
         cmocka_unit_test(gates_keep_the_whole_span_as_text),
         cmocka_unit_test(closers_of_openers_that_became_text_are_text),
         cmocka_unit_test(a_tool_name_in_a_parameter_tag_is_the_invoke),
