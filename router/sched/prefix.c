@@ -290,7 +290,7 @@ static void look_at_replay(const struct ds4_prefix *p, struct ds4_prefix_node *n
 
     if (p->replay_tok == 0 || most <= p->replay_tok || from <= hit->start)
         return;
-    while (node->begin >= most)
+    while (node->parent != NULL && node->begin >= most)
         node = node->parent;
     *hit = (struct ds4_prefix_hit){.lcp = hit->lcp,
                                    .start = most,
