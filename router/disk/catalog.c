@@ -24,6 +24,7 @@ struct ds4_catalog {
     int64_t reserved_bytes;
     struct ds4_commits commit;
     struct ds4_commit **bucket;      /* [N_BUCKET] by floor key */
+    struct ds4_commit **by_id;       /* [N_BUCKET] */
     struct ds4_disk_object **object; /* [N_BUCKET] by key */
 };
 
@@ -40,8 +41,9 @@ struct ds4_catalog *ds4_catalog_new(uint64_t max_bytes, struct ds4_err *err)
         goto fail;
     c->max_bytes = max_bytes;
     c->bucket = calloc(N_BUCKET, sizeof(struct ds4_commit *));
+    c->by_id = calloc(N_BUCKET, sizeof(struct ds4_commit *));
     c->object = calloc(N_BUCKET, sizeof(struct ds4_disk_object *));
-    if (c->bucket != NULL && c->object != NULL)
+    if (c->bucket != NULL && c->by_id != NULL && c->object != NULL)
         return c;
 fail:
     ds4_catalog_free(c);
@@ -78,6 +80,7 @@ void ds4_catalog_free(struct ds4_catalog *c)
         }
     DS4_VEC_DEINIT(&c->commit);
     free(c->bucket);
+    free(c->by_id);
     free(c->object);
     free(c);
 }
@@ -120,10 +123,11 @@ struct ds4_commit *ds4_catalog_find(const struct ds4_catalog *c, const int32_t *
 
 struct ds4_commit *ds4_catalog_by_id(const struct ds4_catalog *c, const uint8_t id[DS4_ID_BYTES])
 {
-    for (size_t i = 0; i < c->commit.len; i++)
-        if (memcmp(c->commit.ptr[i]->id, id, DS4_ID_BYTES) == 0)
-            return c->commit.ptr[i];
-    return NULL;
+    struct ds4_commit *commit = c->by_id[slot_of(id)];
+
+    while (commit != NULL && memcmp(commit->id, id, DS4_ID_BYTES) != 0)
+        commit = commit->next_id;
+    return commit;
 }
 
 static double decayed(const struct ds4_commit *commit, int64_t now_ns)
@@ -268,6 +272,8 @@ struct ds4_commit *ds4_catalog_add(struct ds4_catalog *c, const struct ds4_manif
     c->commit.ptr[c->commit.len++] = commit;
     commit->next = c->bucket[slot];
     c->bucket[slot] = commit;
+    commit->next_id = c->by_id[slot_of(commit->id)];
+    c->by_id[slot_of(commit->id)] = commit;
     c->bytes += commit->bytes;
     return commit;
 
@@ -291,6 +297,10 @@ void ds4_catalog_remove(struct ds4_catalog *c, struct ds4_commit *commit,
     while (*at != commit)
         at = &(*at)->next;
     *at = commit->next;
+    at = &c->by_id[slot_of(commit->id)];
+    while (*at != commit)
+        at = &(*at)->next_id;
+    *at = commit->next_id;
     c->commit.ptr[commit->index] = c->commit.ptr[--c->commit.len];
     c->commit.ptr[commit->index]->index = commit->index;
     c->bytes -= commit->bytes;
@@ -388,21 +398,28 @@ static struct ds4_commit *least(const struct ds4_catalog *c, const struct ds4_co
     return victim;
 }
 
-struct ds4_commit *ds4_catalog_least(const struct ds4_catalog *c, int64_t now_ns)
+int32_t ds4_catalog_least(const struct ds4_catalog *c, int64_t now_ns,
+                          struct ds4_commit *victim[DS4_CATALOG_MANY])
 {
-    struct ds4_commit *victim = NULL;
-    double lowest = 0;
+    double value[DS4_CATALOG_MANY];
+    int32_t n = 0;
 
     for (size_t i = 0; i < c->commit.len; i++) {
         struct ds4_commit *commit = c->commit.ptr[i];
-        double value = value_of(commit, NULL, now_ns);
+        double own = value_of(commit, NULL, now_ns);
+        int32_t at;
 
-        if (commit->pins == 0 && (victim == NULL || value < lowest)) {
-            victim = commit;
-            lowest = value;
+        if (commit->pins > 0 || (n == DS4_CATALOG_MANY && own >= value[n - 1]))
+            continue;
+        at = n < DS4_CATALOG_MANY ? n++ : n - 1;
+        for (; at > 0 && own < value[at - 1]; at--) {
+            value[at] = value[at - 1];
+            victim[at] = victim[at - 1];
         }
+        value[at] = own;
+        victim[at] = commit;
     }
-    return victim;
+    return n;
 }
 
 bool ds4_catalog_make_room(struct ds4_catalog *c, const struct ds4_catalog_ask *ask,

@@ -56,6 +56,7 @@ struct ds4_commit {
     int64_t used_ns;                 /* stored or used last */
     int64_t wanted_ns;               /* a waiting prompt has it until then */
     struct ds4_commit *next;         /* of its bucket */
+    struct ds4_commit *next_id;      /* of the bucket of its id */
     int32_t index;
 };
 
@@ -114,8 +115,11 @@ bool ds4_catalog_make_room(struct ds4_catalog *c, const struct ds4_catalog_ask *
 void ds4_catalog_reserve(struct ds4_catalog *c, int64_t bytes);
 /* True while the sum is above the cap. */
 bool ds4_catalog_is_over(const struct ds4_catalog *c);
-/* The next to go at any price, NULL if all are in use: for a cap that has become smaller. */
-struct ds4_commit *ds4_catalog_least(const struct ds4_catalog *c, int64_t now_ns);
+/* The least ones at any price, the first to go first; their number, 0 if all are in use.  One pass over all
+ * commits: for a cap that has become smaller. */
+#define DS4_CATALOG_MANY 64
+int32_t ds4_catalog_least(const struct ds4_catalog *c, int64_t now_ns,
+                          struct ds4_commit *victim[DS4_CATALOG_MANY]);
 
 uint64_t ds4_catalog_bytes(const struct ds4_catalog *c); /* files and manifests */
 int32_t ds4_catalog_n(const struct ds4_catalog *c);

@@ -583,7 +583,7 @@ void ds4_save_tick(struct ds4_sched *s, int64_t now_ns)
 
     if (!t->scanned)
         return;
-    while (t->saving == NULL && t->queue.len > 0) {
+    while (t->saving == NULL && t->queue.len > 0 && !t->shrinking) {
         struct ds4_point *point = t->queue.ptr[0];
 
         memmove(t->queue.ptr, t->queue.ptr + 1, --t->queue.len * sizeof(*t->queue.ptr));

@@ -459,7 +459,6 @@ static void scanned(struct ds4_sched *s, struct ds4_shelf_job *job, int64_t now_
 {
     struct ds4_tier *t = &s->tier;
     struct ds4_folder_scan *scan = &job->scan;
-    struct ds4_commit *victim;
 
     t->opening = false;
     if (s->started && t->works && memcmp(s->points.host.fingerprint, job->id, DS4_ID_BYTES) != 0) {
@@ -490,15 +489,27 @@ static void scanned(struct ds4_sched *s, struct ds4_shelf_job *job, int64_t now_
             ds4_metric_add(s->config.metrics, DS4_M_KV_DISK_REJECTS, scan->n_reject[r],
                            ds4_kv_reason_text((enum ds4_kv_reason)r));
     t->scanned = true;
-    while (ds4_catalog_is_over(t->catalog) &&
-           (victim = ds4_catalog_least(t->catalog, unix_ns(s, now_ns))) != NULL) {
-        ds4_metric_add(s->config.metrics, DS4_M_KV_EVICTIONS, 1, "disk", "capacity");
-        ds4_tier_drop_commit(s, victim, false);
-    }
+    t->shrinking = true;
     ds4_log(DS4_LOG_INFO, "kv.disk",
             "commits=%d mb=%" PRIu64 " limit_mb=%" PRIu64 " leftovers=%zu orphans=%d",
             ds4_catalog_n(t->catalog), ds4_catalog_bytes(t->catalog) >> 20, t->max_bytes >> 20,
             scan->leftover.len, scan->n_orphan);
+}
+
+/* The cap has become smaller since these were stored.  Some in a turn: there may be tens of thousands. */
+static void shrink(struct ds4_sched *s, int64_t now_ns)
+{
+    struct ds4_tier *t = &s->tier;
+    struct ds4_commit *victim[DS4_CATALOG_MANY];
+    int32_t n = 0;
+
+    if (ds4_catalog_is_over(t->catalog))
+        n = ds4_catalog_least(t->catalog, unix_ns(s, now_ns), victim);
+    for (int32_t i = 0; i < n && ds4_catalog_is_over(t->catalog); i++) {
+        ds4_metric_add(s->config.metrics, DS4_M_KV_EVICTIONS, 1, "disk", "capacity");
+        ds4_tier_drop_commit(s, victim[i], false);
+    }
+    t->shrinking = n > 0 && ds4_catalog_is_over(t->catalog);
 }
 
 /* ---- one turn --------------------------------------------------------------------------------------- */
@@ -543,6 +554,8 @@ void ds4_tier_tick(struct ds4_sched *s, int64_t now_ns)
     if (!s->started || !t->works || s->failed)
         return;
     ds4_restore_tick(s, now_ns);
+    if (t->shrinking && t->scanned)
+        shrink(s, now_ns);
     ds4_save_consider(s, now_ns);
     ds4_save_tick(s, now_ns);
     clean_up(s);

@@ -105,6 +105,7 @@ struct ds4_tier {
     bool works;                        /* the stages of this generation can, the folder is open */
     bool opening;                      /* a scan is under way */
     bool scanned;                      /* the catalogue is that of `fingerprint` */
+    bool shrinking;                    /* and above the cap: nothing is saved before it is not */
     uint8_t fingerprint[DS4_ID_BYTES]; /* of the folder that is open */
     uint64_t next_job, next_staging;
     DS4_VEC(struct ds4_transfer *) transfer;
