@@ -31,6 +31,8 @@
 #define PIECE_BYTES    ((size_t)1 << 20)
 #define STALE_S        600
 #define TMP_MARK       ".tmp."
+#define BAD_S          (7 * 24 * 3600) /* so long somebody may look at a part that was put away */
+#define MAX_BAD        16 /* and at so many: no cap counts them, and some disks damage all */
 #define FAULT_DELAY_NS (INT64_C(300) * DS4_NS_PER_MS)
 
 static int fail(struct ds4_kv_done *done, enum ds4_kv_reason reason, const char *fmt, ...)
@@ -107,6 +109,15 @@ static int sync_folder(const char *path)
     return rc;
 }
 
+static int64_t keep_s(const char *name)
+{
+    size_t n = strlen(name), suffix = strlen(".bad");
+
+    if (strstr(name, TMP_MARK) != NULL)
+        return STALE_S;
+    return n > suffix && strcmp(name + n - suffix, ".bad") == 0 ? BAD_S : INT64_MAX;
+}
+
 static void sweep_folder(const char *path)
 {
     DIR *dir = opendir(path);
@@ -116,9 +127,9 @@ static void sweep_folder(const char *path)
     while (dir != NULL && (entry = readdir(dir)) != NULL) {
         struct stat st;
 
-        if (strstr(entry->d_name, TMP_MARK) != NULL &&
+        if (keep_s(entry->d_name) < INT64_MAX &&
             fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
-            S_ISREG(st.st_mode) && now - st.st_mtime > STALE_S)
+            S_ISREG(st.st_mode) && now - st.st_mtime > keep_s(entry->d_name))
             (void)unlinkat(dirfd(dir), entry->d_name, 0);
     }
     if (dir != NULL)
@@ -142,12 +153,15 @@ void ds4_kv_file_sweep(struct ds4_kv_files *files)
 }
 
 /* Out of the way for good: renamed, or gone. */
-static void quarantine(const char *path)
+static void quarantine(struct ds4_kv_files *files, const char *path)
 {
     char to[DS4_KV_PATH_BYTES + 8];
 
     snprintf(to, sizeof(to), "%s.bad", path);
-    if (rename(path, to) != 0 && unlink(path) != 0 && errno != ENOENT)
+    if (files->n_bad < MAX_BAD && rename(path, to) == 0) {
+        files->n_bad++;
+        (void)utimensat(AT_FDCWD, to, NULL, 0); /* its week begins */
+    } else if (unlink(path) != 0 && errno != ENOENT)
         ds4_log(DS4_LOG_WARN, "kv.quarantine", "message=\"%s\"", strerror(errno));
 }
 
@@ -336,7 +350,7 @@ static bool exists(struct ds4_kv_files *files, const struct ds4_kv_job *job, con
              : read_header(files, fd, (uint64_t)st.st_size, &job->part, &part, &header, done);
     close(fd);
     if (rc != 0) {
-        quarantine(path);
+        quarantine(files, path);
         *done = (struct ds4_kv_done){.generation = done->generation, .job = done->job};
         return false;
     }
@@ -499,7 +513,7 @@ static int read_ref(struct ds4_kv_files *files, const struct ds4_kv_job *job,
     if (rc != 0 && is_bad(done->reason)) {
         ds4_log(DS4_LOG_WARN, "kv.reject", "reason=%s message=\"%s\"",
                 ds4_kv_reason_text(done->reason), done->text);
-        quarantine(path);
+        quarantine(files, path);
     }
     return rc;
 }
@@ -534,7 +548,7 @@ void ds4_kv_file_unlink(struct ds4_kv_files *files, const struct ds4_kv_job *job
     if (!ds4_kv_part_path(path, files->config.dir, &job->part))
         return; /* cannot have been written */
     if (job->quarantine)
-        quarantine(path);
+        quarantine(files, path);
     else if (unlink(path) != 0 && errno != ENOENT)
         (void)fail_io(done, "unlink");
 }

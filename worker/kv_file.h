@@ -9,6 +9,7 @@ struct ds4_kv_files {
     uint8_t *header;                     /* [DS4_KV_PART_MAX_HEADER] */
     struct ds4_kv_part_section *section; /* [DS4_KV_PART_MAX_SECTIONS] */
     atomic_bool cancel;                  /* ends a job at the next piece */
+    int32_t n_bad;                       /* put away by this process */
     /* Sleeps that long unless cancelled; for the rate limit. */
     void (*pause)(void *arg, int64_t ns);
     void *pause_arg;
@@ -24,7 +25,7 @@ void ds4_kv_file_unlink(struct ds4_kv_files *files, const struct ds4_kv_job *job
 
 /* Makes `dir` and checks that it can be written. */
 int ds4_kv_file_make_root(const char *dir, struct ds4_err *err) DS4_MUST_CHECK;
-/* Removes temporary files of writers that died: those older than 10 minutes. */
+/* Removes temporary files of writers that died, those older than 10 minutes, and what was put away a week ago. */
 void ds4_kv_file_sweep(struct ds4_kv_files *files);
 
 #endif

@@ -24,7 +24,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STALE_S     600 /* what nobody has touched for so long is nobody's */
+#define STALE_S     600             /* what nobody has touched for so long is nobody's */
+#define BAD_S       (7 * 24 * 3600) /* so long somebody may look at what was put away */
+#define MAX_BAD     64              /* and at so many */
 #define TMP_MARK    ".tmp."
 #define HEX_BYTES   (2 * DS4_ID_BYTES)
 #define SUFFIX_ROOM 32
@@ -215,6 +217,17 @@ int ds4_folder_commit(struct ds4_folder *f, const uint8_t id[DS4_ID_BYTES], cons
     return ds4_folder_forget(f, id, err);
 }
 
+/* A manifest that was refused: renamed for people, or gone. */
+static int set_aside(struct ds4_folder *f, const char *path, const char *to)
+{
+    if (f->n_bad < MAX_BAD && rename(path, to) == 0) {
+        f->n_bad++;
+        (void)utimensat(AT_FDCWD, to, NULL, 0); /* its week begins */
+        return 0;
+    }
+    return unlink(path) != 0 && errno != ENOENT ? -1 : 0;
+}
+
 int ds4_folder_retire(struct ds4_folder *f, const uint8_t id[DS4_ID_BYTES], bool quarantine,
                       struct ds4_err *err)
 {
@@ -222,7 +235,8 @@ int ds4_folder_retire(struct ds4_folder *f, const uint8_t id[DS4_ID_BYTES], bool
 
     path_of(f, id, ".m", from);
     path_of(f, id, quarantine ? ".bad" : ".w", to);
-    if (rename(from, to) != 0 && errno != ENOENT && unlink(from) != 0)
+    if (quarantine ? set_aside(f, from, to) != 0
+                   : rename(from, to) != 0 && errno != ENOENT && unlink(from) != 0)
         return fail_io(err, "rename");
     return sync_folder(f) != 0 ? fail_io(err, "fsync of the folder") : 0;
 }
@@ -395,15 +409,14 @@ static bool has_parts(const struct ds4_folder *f, const struct ds4_manifest *m)
     return true;
 }
 
-static void put_away(const char *path, enum ds4_kv_reason reason, const char *why,
-                     struct ds4_folder_scan *scan)
+static void put_away(struct ds4_folder *f, const char *path, enum ds4_kv_reason reason,
+                     const char *why, struct ds4_folder_scan *scan)
 {
     char to[DS4_FOLDER_PATH_BYTES + 2 * HEX_BYTES + SUFFIX_ROOM];
 
     scan->n_reject[reason]++;
     snprintf(to, sizeof(to), "%.*s.bad", (int)(strlen(path) - 2), path);
-    if (rename(path, to) != 0)
-        (void)unlink(path);
+    (void)set_aside(f, path, to);
     ds4_log(DS4_LOG_WARN, "kv.reject", "reason=%s message=\"a manifest was put away: %s\"",
             ds4_kv_reason_text(reason), why);
 }
@@ -423,13 +436,13 @@ static void scan_one(struct ds4_folder *f, const char *name, const uint8_t *fing
     path_of(f, id, name + HEX_BYTES, path);
     if (load_head(path, fingerprint, id, &m, &reason, &err) != 0) {
         if (is_commit)
-            put_away(path, reason, err.msg, scan);
+            put_away(f, path, reason, err.msg, scan);
         else
             (void)unlink(path); /* died while it was written: its parts were not begun */
         return;
     }
     if (is_commit && local && !has_parts(f, &m)) {
-        put_away(path, DS4_KV_MISSING_PART, "a part is missing or of another size", scan);
+        put_away(f, path, DS4_KV_MISSING_PART, "a part is missing or of another size", scan);
         ds4_manifest_deinit(&m);
         return;
     }
@@ -437,12 +450,12 @@ static void scan_one(struct ds4_folder *f, const char *name, const uint8_t *fing
         ds4_manifest_deinit(&m); /* no memory: it stays for the next start */
 }
 
-static bool is_stale(int dir_fd, const char *name)
+static bool is_older(int dir_fd, const char *name, int64_t seconds)
 {
     struct stat st;
 
     return fstatat(dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode) &&
-           time(NULL) - st.st_mtime > STALE_S;
+           time(NULL) - st.st_mtime > seconds;
 }
 
 static void read_uses(struct ds4_folder *f, struct ds4_folder_scan *scan)
@@ -512,7 +525,7 @@ static void sweep_parts(const char *folder, bool tail, const uint8_t *keys, size
             strstr(entry->d_name, ".bad") != NULL || !get_hex(entry->d_name, key + 1, DS4_ID_BYTES))
             continue;
         if (bsearch(key, keys, n_key, DS4_ID_BYTES + 1, compare_keys) != NULL ||
-            !is_stale(dirfd(dir), entry->d_name))
+            !is_older(dirfd(dir), entry->d_name, STALE_S))
             continue;
         if (unlinkat(dirfd(dir), entry->d_name, 0) == 0)
             scan->n_orphan++;
@@ -551,7 +564,11 @@ int ds4_folder_scan(struct ds4_folder *f, const uint8_t fingerprint[DS4_ID_BYTES
         size_t n = strlen(entry->d_name);
 
         if (strstr(entry->d_name, TMP_MARK) != NULL) {
-            if (is_stale(dirfd(dir), entry->d_name))
+            if (is_older(dirfd(dir), entry->d_name, STALE_S))
+                (void)unlinkat(dirfd(dir), entry->d_name, 0);
+        } else if (n == HEX_BYTES + strlen(".bad") &&
+                   strcmp(entry->d_name + HEX_BYTES, ".bad") == 0) {
+            if (is_older(dirfd(dir), entry->d_name, BAD_S))
                 (void)unlinkat(dirfd(dir), entry->d_name, 0);
         } else if (n == HEX_BYTES + 2 && (strcmp(entry->d_name + HEX_BYTES, ".m") == 0 ||
                                           strcmp(entry->d_name + HEX_BYTES, ".w") == 0)) {

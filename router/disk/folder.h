@@ -26,6 +26,7 @@ struct ds4_folder {
     char dir[DS4_FOLDER_PATH_BYTES / 2];
     char man[DS4_FOLDER_PATH_BYTES]; /* DIR/v1/FINGERPRINT/man */
     int lock_fd;                     /* -1: not open */
+    int32_t n_bad;                   /* put away by this router */
 };
 
 /* A line of the file of uses. */
@@ -52,7 +53,8 @@ int ds4_folder_open(struct ds4_folder *folder, const char *dir,
                     const uint8_t fingerprint[DS4_ID_BYTES], struct ds4_err *err) DS4_MUST_CHECK;
 void ds4_folder_close(struct ds4_folder *folder);
 
-/* Reads the head of every manifest.  What is not sound becomes .bad; temporary files that are old go.
+/* Reads the head of every manifest.  What is not sound becomes .bad; temporary files that are old go, and what
+ * was put away a week ago.
  * `local`: the stages' parts are on this host; then a manifest with a missing part is put away, and parts that
  * no manifest names are removed, both judged by names and sizes alone. */
 int ds4_folder_scan(struct ds4_folder *folder, const uint8_t fingerprint[DS4_ID_BYTES], bool local,
@@ -65,7 +67,8 @@ int ds4_folder_intend(struct ds4_folder *folder, const uint8_t id[DS4_ID_BYTES],
  * the commit exists. */
 int ds4_folder_commit(struct ds4_folder *folder, const uint8_t id[DS4_ID_BYTES], const void *bytes,
                       size_t n, struct ds4_err *err) DS4_MUST_CHECK;
-/* COMMIT.m becomes COMMIT.w, or COMMIT.bad; there is none: fine. */
+/* COMMIT.m becomes COMMIT.w, or COMMIT.bad (the first 64 of a router's life: no cap counts those); there is
+ * none: fine. */
 int ds4_folder_retire(struct ds4_folder *folder, const uint8_t id[DS4_ID_BYTES], bool quarantine,
                       struct ds4_err *err) DS4_MUST_CHECK;
 /* COMMIT.w goes: its parts have gone. */

@@ -216,6 +216,47 @@ static void a_damaged_manifest_is_put_away_and_counted(void **state)
     assert_false(exists(p, 0x11, ".m"));
 }
 
+/* No cap counts what was put away: it must not grow for ever. */
+static void what_was_put_away_goes_after_a_week(void **state)
+{
+    struct place *p = *state;
+    const struct timespec old[2] = {{.tv_sec = time(NULL) - 8 * 24 * 3600},
+                                    {.tv_sec = time(NULL) - 8 * 24 * 3600}};
+    char path[DS4_FOLDER_PATH_BYTES + 64];
+    struct ds4_folder_scan found;
+
+    for (uint8_t id = 0x11; id <= 0x22; id += 0x11) {
+        struct ds4_manifest m = manifest(id);
+
+        store(p, id, true);
+        assert_int_equal(ds4_folder_retire(&p->folder, m.commit, true, NULL), 0);
+        ds4_manifest_deinit(&m);
+    }
+    snprintf(path, sizeof(path), "%s/11111111111111111111111111111111.bad", p->folder.man);
+    assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
+    scan(p, false, &found);
+    ds4_folder_scan_deinit(&found);
+    assert_false(exists(p, 0x11, ".bad"));
+    assert_true(exists(p, 0x22, ".bad"));
+}
+
+static void a_disk_that_damages_everything_is_not_filled_with_what_was_put_away(void **state)
+{
+    struct place *p = *state;
+    int32_t n_bad = 0;
+
+    for (int32_t id = 1; id <= 100; id++) {
+        struct ds4_manifest m = manifest((uint8_t)id);
+
+        store(p, (uint8_t)id, true);
+        assert_int_equal(ds4_folder_retire(&p->folder, m.commit, true, NULL), 0);
+        assert_false(exists(p, (uint8_t)id, ".m"));
+        n_bad += exists(p, (uint8_t)id, ".bad");
+        ds4_manifest_deinit(&m);
+    }
+    assert_int_equal(n_bad, 64);
+}
+
 static void a_manifest_of_another_name_is_put_away(void **state)
 {
     struct place *p = *state;
@@ -334,6 +375,8 @@ int main(void)
         TEST(a_save_that_did_not_end_is_a_leftover),
         TEST(a_commit_that_was_being_dropped_is_none),
         TEST(a_damaged_manifest_is_put_away_and_counted),
+        TEST(what_was_put_away_goes_after_a_week),
+        TEST(a_disk_that_damages_everything_is_not_filled_with_what_was_put_away),
         TEST(a_manifest_of_another_name_is_put_away),
         TEST(a_manifest_whose_part_is_missing_is_put_away_where_parts_can_be_seen),
         TEST(parts_that_no_manifest_names_go_once_they_are_old),

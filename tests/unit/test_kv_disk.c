@@ -800,6 +800,40 @@ static void old_temporary_files_are_swept_young_ones_stay(void **state)
     assert_true(is_there(path, ""));
 }
 
+static void parts_put_away_are_few_and_go_after_a_week(void **state)
+{
+    struct fixture *f = *state;
+    char path[DS4_KV_PATH_BYTES], name[DS4_KV_PATH_BYTES + 32];
+    const struct timespec old[] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+    struct ds4_kv_part part = sample;
+    int n_bad = 0;
+
+    for (int i = 0; i < 40; i++) {
+        part.key[1] = (uint8_t)i;
+        (void)write_part(f, &part);
+        path_of(f, &part, path);
+        store_file(path, (const uint8_t *)"rubbish", 7);
+        assert_int_equal(write_part(f, &part).reason, DS4_KV_OK);
+        n_bad += is_there(path, ".bad");
+    }
+    assert_int_equal(n_bad, 16);
+    for (int i = 0; i < 2; i++) {
+        part.key[1] = (uint8_t)i;
+        path_of(f, &part, path);
+        snprintf(name, sizeof(name), "%s.bad", path);
+        if (i == 0)
+            assert_int_equal(utimensat(AT_FDCWD, name, old, 0), 0);
+    }
+    ds4_kv_disk_close(f->disk);
+    open_disk(f, 0);
+    assert_int_equal(write_part(f, &part).reason, DS4_KV_OK); /* behind the sweep */
+    assert_true(is_there(path, ".bad"));
+    part.key[1] = 0;
+    path_of(f, &part, path);
+    assert_false(is_there(path, ".bad"));
+    assert_true(is_there(path, ""));
+}
+
 /* ---- kill -9 ---------------------------------------------------------------------------------------- */
 
 static int write_for_ever(struct fixture *f)
@@ -965,6 +999,7 @@ int main(void)
         WITH_DISK(a_cancelled_write_leaves_nothing_and_is_over_at_once),
         WITH_DISK(jobs_are_never_more_than_the_pool),
         WITH_DISK(old_temporary_files_are_swept_young_ones_stay),
+        WITH_DISK(parts_put_away_are_few_and_go_after_a_week),
         WITH_DISK(a_writer_killed_at_any_moment_leaves_whole_parts_only),
 #ifdef DS4_FAULTS
         WITH_DISK(a_writer_killed_at_a_save_point_leaves_a_part_or_none),
