@@ -193,6 +193,8 @@ struct ds4_shelf_job *ds4_shelf_next(struct ds4_shelf *s)
 {
     struct ds4_shelf_job *job;
 
+    if (s->n_open == 0)
+        return NULL; /* asked in every turn of the loop */
     pthread_mutex_lock(&s->lock);
     job = pop(&s->done);
     pthread_mutex_unlock(&s->lock);
