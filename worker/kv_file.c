@@ -338,7 +338,7 @@ static bool exists(struct ds4_kv_files *files, const struct ds4_kv_job *job, con
                    struct ds4_kv_done *done)
 {
     struct ds4_kv_part part = {0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     size_t header = 0;
     struct stat st;
     int rc;
@@ -502,7 +502,7 @@ static int read_ref(struct ds4_kv_files *files, const struct ds4_kv_job *job,
     want.last_layer = ref->last_layer;
     if (!ds4_kv_part_path(path, files->config.dir, &want))
         return fail(done, DS4_KV_IO, "the name of the file is too long");
-    fd = open(path, O_RDONLY | O_CLOEXEC);
+    fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT)
         return fail(done, DS4_KV_MISSING_PART, "no part of layers %d to %d", ref->first_layer,
                     ref->last_layer - 1);

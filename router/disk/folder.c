@@ -277,7 +277,7 @@ int ds4_folder_note_uses(struct ds4_folder *f, const struct ds4_commit_use *use,
 static uint8_t *read_file(const char *path, size_t most, size_t *n, uint64_t *file_bytes,
                           enum ds4_kv_reason *reason, struct ds4_err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe of that name must not wait */
     uint8_t *bytes = NULL;
     struct stat st;
     size_t want;
@@ -289,7 +289,7 @@ static uint8_t *read_file(const char *path, size_t most, size_t *n, uint64_t *fi
         goto out;
     }
     *file_bytes = (uint64_t)st.st_size;
-    if (*file_bytes > DS4_MANIFEST_MAX_BYTES) {
+    if (!S_ISREG(st.st_mode) || *file_bytes > DS4_MANIFEST_MAX_BYTES) {
         *reason = DS4_KV_BAD_SIZE;
         (void)ds4_fail(err, DS4_E_CORRUPT, "a manifest of %" PRIu64 " bytes", *file_bytes);
         goto out;

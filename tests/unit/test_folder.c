@@ -257,6 +257,30 @@ static void a_disk_that_damages_everything_is_not_filled_with_what_was_put_away(
     assert_int_equal(n_bad, 64);
 }
 
+static void what_is_no_file_does_not_stop_a_scan(void **state)
+{
+    static const char name[] = "0123";
+    struct place *p = *state;
+    char path[DS4_FOLDER_PATH_BYTES + 64];
+    struct ds4_folder_scan found;
+
+    store(p, 0x77, true);
+    for (int i = 0; i < 4; i++) {
+        snprintf(path, sizeof(path), "%s/%c%.31s.m", p->folder.man, name[i],
+                 "1111111111111111111111111111111");
+        assert_int_equal(i == 0   ? mkfifo(path, 0600)
+                         : i == 1 ? mkdir(path, 0700)
+                         : i == 2 ? symlink("/dev/zero", path)
+                                  : symlink("nowhere", path),
+                         0);
+    }
+    for (int i = 0; i < 2; i++) {
+        scan(p, false, &found);
+        assert_int_equal(found.commit.len, 1);
+        ds4_folder_scan_deinit(&found);
+    }
+}
+
 static void a_manifest_of_another_name_is_put_away(void **state)
 {
     struct place *p = *state;
@@ -377,6 +401,7 @@ int main(void)
         TEST(a_damaged_manifest_is_put_away_and_counted),
         TEST(what_was_put_away_goes_after_a_week),
         TEST(a_disk_that_damages_everything_is_not_filled_with_what_was_put_away),
+        TEST(what_is_no_file_does_not_stop_a_scan),
         TEST(a_manifest_of_another_name_is_put_away),
         TEST(a_manifest_whose_part_is_missing_is_put_away_where_parts_can_be_seen),
         TEST(parts_that_no_manifest_names_go_once_they_are_old),
