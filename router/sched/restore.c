@@ -19,12 +19,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define WINDOW        16  /* parts asked for at once */
-#define MAX_PARTS     512 /* operations of a step that one restore may take */
-#define LATE_NS       (30 * DS4_NS_PER_SEC)
-#define LOG_EVERY_NS  (2 * DS4_NS_PER_SEC)
-#define MAX_STEP_DROP 64
-#define MAX_BAD       2 /* generations that ended right after its install */
+#define WINDOW       16 /* parts asked for at once */
+#define LATE_NS      (30 * DS4_NS_PER_SEC)
+#define LOG_EVERY_NS (2 * DS4_NS_PER_SEC)
+#define MAX_BAD      2 /* generations that ended right after its install */
 
 static int64_t unix_ns(const struct ds4_sched *s, int64_t now_ns)
 {
@@ -107,7 +105,7 @@ struct ds4_restore *ds4_restore_look(struct ds4_sched *s, struct ds4_request *re
     }
     node = ds4_prefix_rows(&s->prefix, token, commit->pos, req->salt, DS4_EXTENT_TOK);
     first = node == NULL ? 0 : ds4_prefix_end(node) / DS4_EXTENT_TOK;
-    if (commit->n_object - first > MAX_PARTS) {
+    if (commit->n_object - first > DS4_RESTORE_MAX_PARTS) {
         miss(s, "no_room");
         return NULL;
     }
@@ -484,17 +482,29 @@ void ds4_restore_tick(struct ds4_sched *s, int64_t now_ns)
 
 /* ---- steps ------------------------------------------------------------------------------------------ */
 
+static struct ds4_restore *restore_of(const struct ds4_sched *s, const struct ds4_seq *seq)
+{
+    for (size_t i = 0; i < s->tier.restore.len; i++)
+        if (s->tier.restore.ptr[i]->seq == seq)
+            return s->tier.restore.ptr[i];
+    return NULL;
+}
+
+int32_t ds4_restore_n_ops(const struct ds4_sched *s, const struct ds4_seq *seq)
+{
+    const struct ds4_restore *r = restore_of(s, seq);
+
+    return r == NULL ? 0 : r->commit->n_object - r->first + 1;
+}
+
 int ds4_restore_add_ops(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_step *step,
                         struct ds4_err *err)
 {
     const struct ds4_kv_lease *lease = seq->lease;
-    struct ds4_restore *r = NULL;
+    struct ds4_restore *r = restore_of(s, seq);
     struct ds4_point *point;
     struct ds4_kv_op *op;
 
-    for (size_t i = 0; i < s->tier.restore.len; i++)
-        if (s->tier.restore.ptr[i]->seq == seq)
-            r = s->tier.restore.ptr[i];
     if (r == NULL)
         return 0;
     ds4_points_let_go(&s->points, r->held_bytes); /* a part of it is the point's from here on */
@@ -533,7 +543,7 @@ void ds4_restore_add_drops(struct ds4_sched *s, struct ds4_step *step)
 {
     struct ds4_tier *t = &s->tier;
 
-    for (int32_t n = 0; t->drop.len > 0 && n < MAX_STEP_DROP; n++)
+    for (int32_t n = 0; t->drop.len > 0 && n < DS4_MAX_STAGED_DROP; n++)
         ds4_engine_add_op(s, step, DS4_KV_STAGED_DROP)->staging = DS4_VEC_POP(&t->drop);
     if (t->drop.len > 0)
         return;

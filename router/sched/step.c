@@ -18,6 +18,13 @@
 #define DS4_MIN_MIXED_TOK 128 /* prompts beside decodes advance by at least so much, */
 #define DS4_SPREAD_STEPS  8   /* and by this part of what waits */
 #define DS4_MAX_DROPS     (DS4_MAX_STEP_OPS / 8) /* of a step: parks, installs, copies need room too */
+#define DS4_MAX_BEGIN_OPS                                                                          \
+    3 /* of a sequence that begins: rings, a replay, a copy; rows from disk apart */
+
+_Static_assert(DS4_MAX_DROPS + DS4_MAX_STAGED_DROP + DS4_MAX_PARKS + DS4_MAX_BEGIN_OPS +
+                       DS4_RESTORE_MAX_PARTS + 1 <=
+                   DS4_MAX_STEP_OPS,
+               "the largest restore fits into a step of its own");
 
 /* ---- posting ------------------------------------------------------------------------------------- */
 
@@ -319,6 +326,24 @@ static void learn_cost(struct ds4_sched *s, const struct ds4_posted_step *step, 
     }
 }
 
+/* A step has so many operations and no more: who begins and does not fit in beside rows from the disk begins
+ * in a later one.  Alone, everybody fits. */
+static int32_t fit_ops(struct ds4_sched *s, int32_t n)
+{
+    int32_t n_op = DS4_MAX_DROPS + DS4_MAX_STAGED_DROP + (int32_t)s->park.len, kept = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        const struct ds4_seq *seq = s->pick[i].seq;
+        int32_t more = seq->opened ? 0 : DS4_MAX_BEGIN_OPS + ds4_restore_n_ops(s, seq);
+
+        if (more > 0 && n_op + more > DS4_MAX_STEP_OPS)
+            continue;
+        n_op += more;
+        s->pick[kept++] = s->pick[i];
+    }
+    return kept;
+}
+
 bool ds4_engine_post(struct ds4_sched *s, int64_t now_ns)
 {
     struct ds4_posted_step *posted;
@@ -329,7 +354,7 @@ bool ds4_engine_post(struct ds4_sched *s, int64_t now_ns)
         return false;
     s->batch.mixed_tok = mixed_rows(s);
     n = ds4_batch_next(&s->batch, s->next_step, s->pick);
-    n = ds4_engine_grow(s, n, now_ns);
+    n = fit_ops(s, ds4_engine_grow(s, n, now_ns));
     if (n == 0)
         return false;
     posted = &s->posted[(s->first_posted + s->n_posted) % s->max_inflight];

@@ -29,8 +29,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define DS4_RESTORE_MIN_TOK 256 /* a commit must have so many tokens more than the index */
-#define DS4_SAVE_QUEUE      32  /* points waiting to be saved */
+#define DS4_RESTORE_MIN_TOK   256 /* a commit must have so many tokens more than the index */
+#define DS4_RESTORE_MAX_PARTS 512 /* operations of a step that one restore may take */
+#define DS4_MAX_STAGED_DROP   64  /* of a step */
+#define DS4_SAVE_QUEUE        32  /* points waiting to be saved */
 
 struct ds4_sched;
 struct ds4_seq;
@@ -183,6 +185,8 @@ void ds4_restore_loaded(struct ds4_sched *s, struct ds4_shelf_job *job, int64_t 
 void ds4_restore_stop(struct ds4_sched *s, bool lost);
 /* The sequence is gone. */
 void ds4_restore_forget_seq(struct ds4_sched *s, const struct ds4_seq *seq);
+/* Operations that the first step of this sequence needs for it. */
+int32_t ds4_restore_n_ops(const struct ds4_sched *s, const struct ds4_seq *seq);
 /* The operations that put it on the device, and those that drop what nobody wants. */
 int ds4_restore_add_ops(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_step *step,
                         struct ds4_err *err) DS4_MUST_CHECK;
