@@ -267,12 +267,14 @@ static enum ds4_marker_status match_xml(struct ds4_str text, bool closing, struc
     return got;
 }
 
-/* One begins with the other: what is missing may still come.  Most differ in the first byte. */
+/* One begins with the other: what is missing may still come.  Most differ early. */
 static inline bool agree(struct ds4_str a, struct ds4_str b)
 {
-    size_t n = a.len < b.len ? a.len : b.len;
+    size_t n = a.len < b.len ? a.len : b.len, i = 0;
 
-    return a.ptr[0] == b.ptr[0] && memcmp(a.ptr, b.ptr, n) == 0;
+    while (i < n && a.ptr[i] == b.ptr[i])
+        i++;
+    return i == n;
 }
 
 /* What a literal has behind '<' or '</'. */
