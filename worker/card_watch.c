@@ -1,9 +1,10 @@
 /* One thread between the driver's library and the control thread.
  *
- * It opens the library as well: with a driver that is dead already the very first call never returns.  It waits for Xids, a second at most, and reads the sensors every fifth turn; what it found is copied
- * under a lock that is never held over a call of the library.  What an Xid means for a rig is one table
- * (DS4_XIDS, rig notes and NVIDIA's list): those without a way back other than an operator's stay in
- * `trouble` for good. */
+ * It opens the library as well: with a driver that is dead already the very first call never returns.
+ * Then it waits for Xids, a second at most, and reads the sensors every fifth turn; what it found is
+ * copied under a lock that is never held over a call of the library.  What an Xid means for a rig is one
+ * table (DS4_XIDS, rig notes and NVIDIA's list): those without a way back other than an operator's stay
+ * in `trouble` for good. */
 #include "worker/card_watch.h"
 
 #include "common/clock.h"
