@@ -443,7 +443,8 @@ class Cards(Rig):
     def test_faults_in_the_kernels_log(self):
         line = "kernel: NVRM: Xid (PCI:0000:03:00): %d, pid=1234, name=ds4-worker, text\n"
         for code, verdict, text in ((79, "fail", "fell off the bus"), (109, "fail", "context switch"), (31, "warn", "memory access fault"),
-                                    (154, "fail", "reset or reboot"), (8, "warn", "NVIDIA's list")):
+                                    (154, "fail", "reset or reboot"), (8, "fail", "NVIDIA's list"),
+                                    (74, "warn", "NVLink")):
             self.write("var/log/kern.log", line % code + line % code)
             self.assertFinds("xid", verdict, "Xid %d on 0000:03:00, 2 times" % code)
             self.assertFinds("xid", verdict, text)
