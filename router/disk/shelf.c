@@ -32,6 +32,14 @@ static void push(struct queue *q, struct ds4_shelf_job *job)
     q->tail = &job->next;
 }
 
+static void push_first(struct queue *q, struct ds4_shelf_job *job)
+{
+    job->next = q->head;
+    if (q->head == NULL)
+        q->tail = &job->next;
+    q->head = job;
+}
+
 static struct ds4_shelf_job *pop(struct queue *q)
 {
     struct ds4_shelf_job *job = q->head;
@@ -184,7 +192,11 @@ void ds4_shelf_submit(struct ds4_shelf *s, struct ds4_shelf_job *job)
         return;
     }
     pthread_mutex_lock(&s->lock);
-    push(&s->todo, job);
+    /* Somebody waits for a load, and thousands of removals may be queued. */
+    if (job->kind == DS4_SHELF_LOAD)
+        push_first(&s->todo, job);
+    else
+        push(&s->todo, job);
     pthread_cond_broadcast(&s->wake);
     pthread_mutex_unlock(&s->lock);
 }

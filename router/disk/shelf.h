@@ -1,5 +1,5 @@
 /* The router's disk thread: changes of the manifests' folder in the order they were asked for, so that the
- * loop never waits for an fsync.
+ * loop never waits for an fsync.  A LOAD comes before all that waits: it is of a commit that is there and pinned.
  *
  * A job is taken, filled, submitted, and comes back through ds4_shelf_next with its answer.  With
  * `no_thread` it is done inside submit: for tests, whose time is not real. */
