@@ -479,6 +479,8 @@ int ds4_check_kv_done(const struct ds4_kv_done *done, struct ds4_err *err)
 {
     if (in_range("generation", done->generation, 1, UINT32_MAX, err) ||
         in_range("reason", done->reason, DS4_KV_OK, DS4_KV_N_REASON - 1, err) ||
+        in_range("bytes", done->bytes > INT64_MAX ? -1 : (int64_t)done->bytes, 0, MAX_PART_BYTES,
+                 err) ||
         in_range("duration_ns", done->duration_ns, 0, INT64_MAX, err) ||
         is_text("text", done->text, sizeof(done->text), err))
         return -1;

@@ -499,7 +499,7 @@ struct ds4_kv_done {
     uint64_t job;
     enum ds4_kv_reason reason; /* DS4_KV_OK: done */
     bool existed;              /* write: a sound part was there already */
-    uint64_t bytes;            /* write: size of the file; read: bytes read */
+    uint64_t bytes;            /* write: size of the file; read: bytes read; at most 1 GiB */
     uint8_t
         digest[DS4_ID_BYTES]; /* write: XXH3-128 of the file's header, which holds all checksums */
     int64_t duration_ns;      /* from the start of the work, not counting the wait before it */

@@ -213,7 +213,7 @@ static void random_answers_come_back_equal(void **state)
 
         done.reason = (enum ds4_kv_reason)ds4_wire_pick(f, 0, DS4_KV_N_REASON - 1);
         done.existed = ds4_wire_next(f) & 1;
-        done.bytes = ds4_wire_next(f);
+        done.bytes = ds4_wire_next(f) >> 34;
         done.duration_ns = (int64_t)(ds4_wire_next(f) >> 1);
         ds4_wire_pick_id(f, done.digest);
         memset(done.text, 'x', (size_t)ds4_wire_pick(f, 0, sizeof(done.text) - 1));
@@ -293,6 +293,8 @@ static void each_field_of_a_job_out_of_range_is_refused(void **state)
     EACH_REFUSED(ds4_kv_unlink, gone, ds4_check_kv_unlink, last_layer, 0);
     EACH_REFUSED(ds4_kv_done, done, ds4_check_kv_done, generation, 0);
     EACH_REFUSED(ds4_kv_done, done, ds4_check_kv_done, reason, DS4_KV_N_REASON);
+    EACH_REFUSED(ds4_kv_done, done, ds4_check_kv_done, bytes, UINT64_MAX);
+    EACH_REFUSED(ds4_kv_done, done, ds4_check_kv_done, bytes, (UINT64_C(1) << 30) + 1);
     EACH_REFUSED(ds4_kv_done, done, ds4_check_kv_done, duration_ns, -1);
     EACH_REFUSED(ds4_kv_done, done, ds4_check_kv_done, text[0], '\n');
     EACH_REFUSED(ds4_step_done, step, ds4_check_step_done, generation, 0);
