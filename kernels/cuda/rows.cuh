@@ -147,9 +147,10 @@ __device__ __forceinline__ void ds4_dev_pack_row(enum ds4_row_format format, int
 {
     const int32_t warp = threadIdx.x / 32, n_warp = blockDim.x / 32, lane = threadIdx.x % 32;
     const int32_t nope = d - d_rope;
-    int32_t tail = nope + (nope + DS4_DEV_FP8_BLOCK - 1) / DS4_DEV_FP8_BLOCK;
+    const int32_t end =
+        nope + (nope + DS4_DEV_FP8_BLOCK - 1) / DS4_DEV_FP8_BLOCK; /* of the scales */
+    const int32_t tail = end + end % 2;
 
-    tail += tail % 2;
     if (format == DS4_ROW_F32) {
         for (int32_t i = threadIdx.x; i < d; i += blockDim.x)
             ((float *)row)[i] = x[i];
@@ -166,6 +167,8 @@ __device__ __forceinline__ void ds4_dev_pack_row(enum ds4_row_format format, int
             if (lane == 0)
                 row[nope + at / DS4_DEV_FP8_BLOCK] = code;
         }
+        if (threadIdx.x == 0 && end < tail)
+            row[end] = 0; /* every byte of a row is written: points are compared as bytes */
         /* Rows and tail are even.  (Two stores of a byte each, nvcc 13.0 for sm_90 gave h >> 14 for the
          * low one.) */
         for (int32_t i = threadIdx.x; i < d_rope; i += blockDim.x)
