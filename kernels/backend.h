@@ -123,16 +123,33 @@ struct ds4_rmsnorm_args {
     struct ds4_tensor y;
 };
 
+/* What products of a layer's two latent rows become (paper 3.3, 3.4), in place: q is normed; kv is normed,
+ * rotated, and rounded as a cache row of `format`.
+ *   q [n_tok, q_rank] f32, q_norm [q_rank] f32;  kv [n_tok, d_head] f32, kv_norm [d_head] f32 */
+struct ds4_latent_args {
+    const struct ds4_batch *batch;
+    struct ds4_tensor q;
+    const float *q_norm;
+    struct ds4_tensor kv;
+    const float *kv_norm;
+    float eps;
+    struct ds4_rope rope;
+    enum ds4_row_format format;
+};
+
 /* Hyper-connections, read half (paper 2.3): from X [n_tok, n_hyper, d] the mixes
  * m = (fn . x) * rsqrt(mean(x^2) + rms_eps), then pre = sigmoid(.) + hyper_eps, post = 2 sigmoid(.),
  * comb = Sinkhorn(row softmax + eps, column step first), u = sum_j pre_j X_j.
  * With `norm` u is then normed: u = norm * u * rsqrt(mean(u^2) + rms_eps).
- *   fn [(2 + n_hyper) * n_hyper, n_hyper * d];  base f32 [(2 + n_hyper) * n_hyper];  scale f32 [3]
+ * With `o` the write half of the row before comes first: hyper_write of o by the post and comb at hand,
+ * which the new ones then replace; the same bits as the two operations.
+ *   o [n_tok, d] f32, data NULL: none;  fn [(2 + n_hyper) * n_hyper, n_hyper * d];  base f32 [(2 + n_hyper) * n_hyper];  scale f32 [3]
  *   norm [d] f32 or NULL
  *   u [n_tok, d] f32;  post [n_tok, n_hyper] f32;  comb [n_tok, n_hyper, n_hyper] f32, first index =
  *   source stream */
 struct ds4_hyper_read_args {
     struct ds4_tensor x;
+    struct ds4_tensor o;
     struct ds4_weight fn;
     const float *base;
     const float *scale;
@@ -172,13 +189,16 @@ struct ds4_hyper_head_args {
  * x [n, n_group * n_col]; W rows [g * n_row / n_group, ...) see only group g's inputs.
  *   x [n, n_group * n_col] f32;  y [n, n_row] f32.  `exact` forces f32 activations whatever the
  *   device's products mode (router, mixers, compressors, head); in fast mode a GPU keeps to it up to 32
- *   rows and gives more rows to its tensor units as bf16, as the checkpoint's own code does. */
+ *   rows and gives more rows to its tensor units as bf16, as the checkpoint's own code does.
+ * w2 (data NULL: none) is a second matrix of the same input: y2 = W2 x, n_group 1. */
 struct ds4_gemm_args {
     struct ds4_weight w;
     int32_t n_group; /* >= 1 */
     bool exact;
     struct ds4_tensor x;
     struct ds4_tensor y;
+    struct ds4_weight w2;
+    struct ds4_tensor y2;
 };
 
 /* Rotates the last d_rope dims of every head in place: x [n_tok, n_head, d_head] f32; inverse rotates
@@ -250,11 +270,13 @@ struct ds4_compress_args {
 
 /* Lightning indexer (paper 3.7): score_j = sum_h w_h relu(q_h . key_j) over rows j < (pos + 1) / ratio;
  * keeps the top_k largest (ties: lower row first) and writes them ascending.
- *   q [n_tok, n_head, d] f32, rotated and rounded;  w [n_tok, n_head] f32, already scaled
+ *   q [n_tok, n_head, d] f32, first rotated by `rope` and rounded as the pages' rows, in place (freq NULL:
+ *   it comes so);  w [n_tok, n_head] f32, already scaled
  *   sel [n_tok, top_k] i32 device;  n_sel [n_tok] i32 device */
 struct ds4_index_args {
     const struct ds4_batch *batch;
     struct ds4_tensor q;
+    struct ds4_rope rope;
     struct ds4_tensor w;
     struct ds4_pages pages;
     int32_t ratio;
@@ -267,6 +289,7 @@ struct ds4_index_args {
  * (history in `ring`, the step's own rows in `kv`) and compressed rows: none (ratio 0), all rows
  * j < (p + 1) / ratio (sel NULL), or the selected ones.  One softmax over both parts, scale
  * d_head^-0.5, with a per-head sink in the denominator only; values are the same rows as keys.
+ * Then, with `rope` (freq NULL: not), o is rotated back, and with `store` the ring takes the rows kv.
  *   q, o [n_tok, n_head, d_head] f32;  kv [n_tok, d_head] f32 rounded;  sink [n_head] f32 */
 struct ds4_attention_args {
     const struct ds4_batch *batch;
@@ -280,6 +303,8 @@ struct ds4_attention_args {
     const int32_t *n_sel;
     int32_t top_k;
     const float *sink;
+    struct ds4_rope rope;
+    bool store;
     struct ds4_tensor o;
 };
 
@@ -454,6 +479,7 @@ struct ds4_backend {
     void (*hyper_head)(struct ds4_device *dev, const struct ds4_hyper_head_args *a);
     void (*gemm)(struct ds4_device *dev, const struct ds4_gemm_args *a);
     void (*rope)(struct ds4_device *dev, const struct ds4_rope_args *a);
+    void (*latent)(struct ds4_device *dev, const struct ds4_latent_args *a);
     void (*round)(struct ds4_device *dev, const struct ds4_round_args *a);
     void (*ring_write)(struct ds4_device *dev, const struct ds4_ring_write_args *a);
     void (*keep)(struct ds4_device *dev, const struct ds4_keep_args *a);

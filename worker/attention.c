@@ -12,51 +12,30 @@
 #include "common/fault.h"
 #include "worker/stage_state.h"
 
-static void rotate(struct ds4_stage *st, const struct ds4_layer_weights *w, struct ds4_tensor x,
-                   bool unit_rms, bool inverse)
-{
-    struct ds4_rope_args a = {.batch = &st->batch,
-                              .x = x,
-                              .rope = w->rope,
-                              .inverse = inverse,
-                              .unit_rms = unit_rms,
-                              .eps = st->model.rms_eps};
-
-    st->backend->rope(st->dev, &a);
-}
-
-/* Rounds n_row rows of d values as a cache row of that format would be. */
-static void round_rows(struct ds4_stage *st, float *x, int32_t n_row, int32_t d,
-                       enum ds4_row_format format)
-{
-    struct ds4_round_args a = {.x = ds4_tensor_2d(x, DS4_DTYPE_F32, n_row, d),
-                               .format = format,
-                               .d_rope = st->model.d_rope};
-
-    st->backend->round(st->dev, &a);
-}
-
-/* h -> q_rank [n, q_rank], normed: the indexer reads it too; -> q [n, n_head, d_head], rotated. */
-static void make_queries(struct ds4_stage *st, const struct ds4_layer_weights *w)
-{
-    const struct ds4_model_shape *m = &st->model;
-
-    ds4_stage_product(st, &w->q_a, st->buf.h, st->buf.q_rank, 1, false);
-    ds4_stage_norm(st, st->buf.q_rank, m->q_rank, w->q_norm);
-    ds4_stage_product(st, &w->q_b, st->buf.q_rank, st->buf.q, 1, false);
-    rotate(st, w, ds4_stage_heads(st, st->buf.q, m->n_head, m->d_head), true, false);
-}
-
-/* h -> kv [n, d_head]: normed, rotated, rounded as the window stores it. */
+/* h -> q_rank [n, q_rank], normed: the indexer reads it too; -> q [n, n_head, d_head], rotated; and kv [n,
+ * d_head]: normed, rotated, rounded as the window stores it. */
 static void make_rows(struct ds4_stage *st, const struct ds4_layer_weights *w,
                       const struct ds4_kv_layer *cache)
 {
     const struct ds4_model_shape *m = &st->model;
+    struct ds4_latent_args latent = {.batch = &st->batch,
+                                     .q = ds4_stage_rows(st, st->buf.q_rank, m->q_rank),
+                                     .q_norm = w->q_norm,
+                                     .kv = ds4_stage_rows(st, st->buf.kv, m->d_head),
+                                     .kv_norm = w->kv_norm,
+                                     .eps = m->rms_eps,
+                                     .rope = w->rope,
+                                     .format = cache->window.format};
+    struct ds4_rope_args rotate = {.batch = &st->batch,
+                                   .x = ds4_stage_heads(st, st->buf.q, m->n_head, m->d_head),
+                                   .rope = w->rope,
+                                   .unit_rms = true,
+                                   .eps = m->rms_eps};
 
-    ds4_stage_product(st, &w->kv, st->buf.h, st->buf.kv, 1, false);
-    ds4_stage_norm(st, st->buf.kv, m->d_head, w->kv_norm);
-    rotate(st, w, ds4_stage_heads(st, st->buf.kv, 1, m->d_head), false, false);
-    round_rows(st, st->buf.kv, st->batch.n_tok, m->d_head, cache->window.format);
+    ds4_stage_products(st, &w->q_a, &w->kv, st->buf.h, st->buf.q_rank, st->buf.kv, false);
+    st->backend->latent(st->dev, &latent);
+    ds4_stage_product(st, &w->q_b, st->buf.q_rank, st->buf.q, 1, false);
+    st->backend->rope(st->dev, &rotate);
 }
 
 /* Pools the blocks that close in this step into `pages`.  Serves main rows and indexer keys. */
@@ -80,8 +59,7 @@ static void compress(struct ds4_stage *st, int32_t l, bool index)
                                   .ring_g = index ? cache->index_g : cache->comp_g,
                                   .pages = *pages};
 
-    ds4_stage_product(st, &cw->kv, st->buf.h, st->buf.comp_k, 1, true);
-    ds4_stage_product(st, &cw->gate, st->buf.h, st->buf.comp_g, 1, true);
+    ds4_stage_products(st, &cw->kv, &cw->gate, st->buf.h, st->buf.comp_k, st->buf.comp_g, true);
     ds4_kv_keeper_inputs(&st->keeper, l, index, a.k, a.g, &cw->ape);
     st->backend->compress(st->dev, &a);
 }
@@ -96,6 +74,7 @@ static void select_rows(struct ds4_stage *st, const struct ds4_layer_weights *w,
     struct ds4_index_args a = {
         .batch = &st->batch,
         .q = ds4_stage_heads(st, st->buf.index_q, m->n_index_head, m->d_index),
+        .rope = w->rope,
         .w = ds4_stage_rows(st, st->buf.index_w, m->n_index_head),
         .pages = cache->index_rows,
         .ratio = w->ratio,
@@ -104,9 +83,6 @@ static void select_rows(struct ds4_stage *st, const struct ds4_layer_weights *w,
         .n_sel = st->buf.n_sel}; /* [n] */
 
     ds4_stage_product(st, &w->index_q, st->buf.q_rank, st->buf.index_q, 1, false);
-    rotate(st, w, a.q, false, false);
-    round_rows(st, st->buf.index_q, st->batch.n_tok * m->n_index_head, m->d_index,
-               cache->index_rows.format);
     if (st->keeper.n == 0)
         st->backend->side(st->dev, DS4_SIDE_JOIN);
     st->backend->index(st->dev, &a);
@@ -114,7 +90,7 @@ static void select_rows(struct ds4_stage *st, const struct ds4_layer_weights *w,
         ds4_stage_break_index(st, st->buf.sel + (st->batch.n_tok - 1) * m->index_topk);
 }
 
-/* q, kv, ring and pages -> o [n, n_head, d_head]; then the ring takes kv. */
+/* q, kv, ring and pages -> o [n, n_head, d_head], rotated back; then the ring takes kv. */
 static void attend(struct ds4_stage *st, int32_t l)
 {
     const struct ds4_layer_weights *w = &st->weights.layer[l];
@@ -131,13 +107,12 @@ static void attend(struct ds4_stage *st, int32_t l)
                                    .n_sel = w->indexer ? st->buf.n_sel : NULL,
                                    .top_k = w->indexer ? m->index_topk : 0,
                                    .sink = w->sink,
+                                   .rope = w->rope,
+                                   .store = true,
                                    .o = ds4_stage_heads(st, st->buf.o, m->n_head, m->d_head)};
-    struct ds4_ring_write_args write = {.batch = &st->batch, .x = a.kv, .ring = cache->window};
 
+    ds4_kv_keeper_window(&st->keeper, l, a.kv); /* before the ring changes */
     st->backend->attention(st->dev, &a);
-    ds4_kv_keeper_window(&st->keeper, l, a.kv);
-    st->backend->ring_write(st->dev, &write);
-    rotate(st, w, a.o, false, true);
 }
 
 void ds4_attention_forward(struct ds4_stage *st, int32_t l)
@@ -158,7 +133,6 @@ void ds4_attention_forward(struct ds4_stage *st, int32_t l)
         if (beside)
             st->backend->side(st->dev, DS4_SIDE_BACK);
     }
-    make_queries(st, w);
     make_rows(st, w, cache);
     if (w->indexer)
         select_rows(st, w, cache);

@@ -6,7 +6,8 @@
 
 #include "worker/stage_state.h"
 
-void ds4_hyper_read(struct ds4_stage *st, const struct ds4_hyper_weights *w, const float *norm)
+void ds4_hyper_read(struct ds4_stage *st, const struct ds4_hyper_weights *w, const float *norm,
+                    bool write)
 {
     const struct ds4_model_shape *m = &st->model;
     struct ds4_hyper_read_args a = {.x = ds4_stage_residual(st), /* [n, n_hyper, d_model] */
@@ -21,6 +22,8 @@ void ds4_hyper_read(struct ds4_stage *st, const struct ds4_hyper_weights *w, con
                                     .post = st->buf.post,  /* [n, n_hyper] */
                                     .comb = st->buf.comb}; /* [n, n_hyper, n_hyper] */
 
+    if (write)
+        a.o = ds4_stage_rows(st, st->buf.y, m->d_model);
     st->backend->hyper_read(st->dev, &a);
 }
 

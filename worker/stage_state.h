@@ -145,15 +145,20 @@ static inline void ds4_stage_product(struct ds4_stage *st, const struct ds4_weig
     st->backend->gemm(st->dev, &a);
 }
 
-/* x = w * x / rms(x) over the step's rows of d values, in place. */
-static inline void ds4_stage_norm(struct ds4_stage *st, float *x, int32_t d, const float *w)
+/* Two matrices of one input: y = W x, y2 = W2 x. */
+static inline void ds4_stage_products(struct ds4_stage *st, const struct ds4_weight *w,
+                                      const struct ds4_weight *w2, float *x, float *y, float *y2,
+                                      bool exact)
 {
-    struct ds4_rmsnorm_args a = {.x = ds4_stage_rows(st, x, d),
-                                 .w = w,
-                                 .eps = st->model.rms_eps,
-                                 .y = ds4_stage_rows(st, x, d)};
+    struct ds4_gemm_args a = {.w = *w,
+                              .n_group = 1,
+                              .exact = exact,
+                              .x = ds4_stage_rows(st, x, w->n_col),
+                              .y = ds4_stage_rows(st, y, w->n_row),
+                              .w2 = *w2,
+                              .y2 = ds4_stage_rows(st, y2, w2->n_row)};
 
-    st->backend->rmsnorm(st->dev, &a);
+    st->backend->gemm(st->dev, &a);
 }
 
 #endif

@@ -191,4 +191,15 @@ void ds4_cpu_attention(struct ds4_device *dev, const struct ds4_attention_args *
     job.scale = (float)(1.0 / sqrt((double)a->kv.shape[1]));
     job.scratch = ds4_cpu_scratch(dev, ds4_cpu_attention_need(most, a->kv.shape[1]));
     ds4_pool_run(dev->pool, n_tok * job.items_per_tok, attend, &job);
+    if (a->rope.freq != NULL) {
+        struct ds4_rope_args back = {
+            .batch = a->batch, .x = a->o, .rope = a->rope, .inverse = true};
+
+        ds4_cpu_rope(dev, &back);
+    }
+    if (a->store) {
+        struct ds4_ring_write_args write = {.batch = a->batch, .x = a->kv, .ring = a->ring};
+
+        ds4_cpu_ring_write(dev, &write);
+    }
 }

@@ -147,6 +147,7 @@ void ds4_cpu_hyper_write(struct ds4_device *dev, const struct ds4_hyper_write_ar
 void ds4_cpu_hyper_head(struct ds4_device *dev, const struct ds4_hyper_head_args *a);
 void ds4_cpu_gemm(struct ds4_device *dev, const struct ds4_gemm_args *a);
 void ds4_cpu_rope(struct ds4_device *dev, const struct ds4_rope_args *a);
+void ds4_cpu_latent(struct ds4_device *dev, const struct ds4_latent_args *a);
 void ds4_cpu_round(struct ds4_device *dev, const struct ds4_round_args *a);
 void ds4_cpu_ring_write(struct ds4_device *dev, const struct ds4_ring_write_args *a);
 void ds4_cpu_keep(struct ds4_device *dev, const struct ds4_keep_args *a);

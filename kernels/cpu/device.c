@@ -387,6 +387,7 @@ const struct ds4_backend ds4_backend_cpu = {
     .hyper_head = ds4_cpu_hyper_head,
     .gemm = ds4_cpu_gemm,
     .rope = ds4_cpu_rope,
+    .latent = ds4_cpu_latent,
     .round = ds4_cpu_round,
     .ring_write = ds4_cpu_ring_write,
     .keep = ds4_cpu_keep,

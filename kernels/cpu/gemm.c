@@ -133,4 +133,11 @@ void ds4_cpu_gemm(struct ds4_device *dev, const struct ds4_gemm_args *a)
         ds4_pool_run(dev->pool, e.n, quantise_row, &job);
     }
     run(&job);
+    if (a->w2.data != NULL) {
+        struct ds4_gemm_args second = *a;
+
+        assert(a->n_group == 1);
+        second.w = a->w2, second.y = a->y2, second.w2.data = NULL;
+        ds4_cpu_gemm(dev, &second);
+    }
 }

@@ -124,6 +124,12 @@ void ds4_cpu_hyper_read(struct ds4_device *dev, const struct ds4_hyper_read_args
 
     assert(n <= DS4_MAX_HYPER && a->fn.n_row == n * (n + 2) && a->fn.n_col == n * d);
     assert(a->x.stride[1] == d && a->u.dtype == DS4_DTYPE_F32);
+    if (a->o.data != NULL) {
+        struct ds4_hyper_write_args write = {
+            .o = a->o, .post = a->post, .comb = a->comb, .x = a->x};
+
+        ds4_cpu_hyper_write(dev, &write);
+    }
     ds4_cpu_exact(dev, &mix, &scratch);
     ds4_pool_run(dev->pool, n_tok, read_token, &job);
     if (a->norm != NULL) {

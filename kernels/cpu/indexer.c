@@ -106,6 +106,20 @@ static void select_wide(struct job *job, int32_t t)
                                 a->sel + (int64_t)t * a->top_k);
 }
 
+/* The queries as the keys are stored. */
+static void make_queries(struct ds4_device *dev, const struct ds4_index_args *a)
+{
+    const struct ds4_rope_args rotate = {.batch = a->batch, .x = a->q, .rope = a->rope};
+    const struct ds4_round_args round = {
+        .x = ds4_tensor_2d(a->q.data, DS4_DTYPE_F32, a->batch->n_tok * a->q.shape[1], a->pages.d),
+        .format = a->pages.format,
+        .d_rope = a->rope.d_rope};
+
+    assert(a->q.stride[1] == a->pages.d && a->q.stride[0] == a->q.shape[1] * a->q.stride[1]);
+    ds4_cpu_rope(dev, &rotate);
+    ds4_cpu_round(dev, &round);
+}
+
 void ds4_cpu_index(struct ds4_device *dev, const struct ds4_index_args *a)
 {
     int32_t n_tok = a->batch->n_tok, most = 1;
@@ -113,6 +127,8 @@ void ds4_cpu_index(struct ds4_device *dev, const struct ds4_index_args *a)
 
     assert(a->q.dtype == DS4_DTYPE_F32 && a->w.dtype == DS4_DTYPE_F32);
     assert(a->q.shape[2] == a->pages.d && a->ratio >= 1 && a->top_k >= 1);
+    if (a->rope.freq != NULL)
+        make_queries(dev, a);
     for (int32_t t = 0; t < n_tok; t++) {
         int32_t n = ds4_cpu_active(a->batch, t) ? visible_rows(a, t) : 0;
 

@@ -70,3 +70,17 @@ void ds4_cpu_rope(struct ds4_device *dev, const struct ds4_rope_args *a)
     assert(a->rope.d_rope <= job.d_head && a->rope.d_rope % 2 == 0);
     ds4_pool_run(dev->pool, a->batch->n_tok, rotate_token, &job);
 }
+
+void ds4_cpu_latent(struct ds4_device *dev, const struct ds4_latent_args *a)
+{
+    const struct ds4_rmsnorm_args q = {.x = a->q, .w = a->q_norm, .eps = a->eps, .y = a->q};
+    const struct ds4_rmsnorm_args kv = {.x = a->kv, .w = a->kv_norm, .eps = a->eps, .y = a->kv};
+    const struct ds4_rope_args rotate = {.batch = a->batch, .x = a->kv, .rope = a->rope};
+    const struct ds4_round_args round = {
+        .x = a->kv, .format = a->format, .d_rope = a->rope.d_rope};
+
+    ds4_cpu_rmsnorm(dev, &q);
+    ds4_cpu_rmsnorm(dev, &kv);
+    ds4_cpu_rope(dev, &rotate);
+    ds4_cpu_round(dev, &round);
+}

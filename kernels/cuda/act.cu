@@ -57,6 +57,61 @@ struct ds4_packed ds4_cuda_packed_at(enum ds4_form form, int32_t n_part, int32_t
     return p;
 }
 
+/* ---- kept rows ----------------------------------------------------------------------------------------- */
+
+static size_t tensor_bytes(const struct ds4_tensor *t)
+{
+    return (size_t)t->shape[0] * (size_t)t->stride[0] * (t->dtype == DS4_DTYPE_BF16 ? 2 : 4);
+}
+
+void ds4_dev_spoil_bytes(struct ds4_device *dev, const void *data, size_t bytes)
+{
+    const uint8_t *const from = (const uint8_t *)data;
+
+    for (int i = 0; i < DS4_DEV_N_KEEP; i++) {
+        struct ds4_dev_kept *k = &dev->kept[i];
+        const uint8_t *const rows = (const uint8_t *)k->from;
+
+        if (rows != NULL && from < rows + 4 * (size_t)k->n * (size_t)k->n_col &&
+            rows < from + bytes)
+            k->from = NULL;
+    }
+}
+
+void ds4_dev_spoil(struct ds4_device *dev, const struct ds4_tensor *rows)
+{
+    ds4_dev_spoil_bytes(dev, rows->data, tensor_bytes(rows));
+}
+
+uint8_t *ds4_dev_keep(struct ds4_device *dev, enum ds4_dev_keep what, const struct ds4_tensor *rows)
+{
+    const int32_t n = rows->shape[0], n_col = (int32_t)rows->stride[0];
+    struct ds4_dev_kept *k = &dev->kept[what];
+    const int32_t width = rows->shape[1] * (rows->n_dim == 3 ? rows->shape[2] : 1);
+
+    if (dev->products == DS4_PRODUCTS_EXACT || n > DS4_DEV_KEEP_ROWS || width != n_col ||
+        n_col % DS4_UNIT_VALUES != 0 ||
+        n * ds4_packed_row_bytes(n_col / DS4_UNIT_VALUES) > (int64_t)DS4_DEV_KEEP_BYTES)
+        return NULL;
+    k->from = rows->data;
+    k->n = n;
+    k->n_col = n_col;
+    return k->packed;
+}
+
+/* The packed form of the first n rows of x, NULL if it is not kept. */
+static const uint8_t *find_kept(const struct ds4_device *dev, const struct ds4_dev_mat *x, int32_t n,
+                                int32_t n_col)
+{
+    for (int i = 0; i < DS4_DEV_N_KEEP; i++) {
+        const struct ds4_dev_kept *k = &dev->kept[i];
+
+        if (k->from == x->data && !x->bf16 && n <= k->n && n_col == k->n_col && x->stride == n_col)
+            return k->packed;
+    }
+    return NULL;
+}
+
 size_t ds4_cuda_packed_bytes(int64_t n, int32_t n_part, int32_t n_col)
 {
     /* f32 padded to 64 bounds every form. */
@@ -69,6 +124,7 @@ struct ds4_packed ds4_cuda_pack(struct ds4_device *dev, enum ds4_form form, stru
     struct ds4_packed p = ds4_cuda_packed_at(form, n_part, n_col, dst);
     const dim3 values(ds4_div_up((int64_t)p.part * n_part, THREADS), n);
     const dim3 units(ds4_div_up((int64_t)p.part * n_part * 32, THREADS), n);
+    const uint8_t *kept;
 
     switch (form) {
     case DS4_FORM_EXACT:
@@ -82,6 +138,11 @@ struct ds4_packed ds4_cuda_pack(struct ds4_device *dev, enum ds4_form form, stru
                   (float *)dst);
         break;
     case DS4_FORM_INT8:
+        kept = find_kept(dev, &x, n, n_part * n_col);
+        if (kept != NULL) {
+            p.data = kept;
+            break;
+        }
         DS4_CHAIN(pack_int8_kernel, units, THREADS, 0, dev, x, p.part * n_part, (uint8_t *)dst,
                   p.row_bytes);
         break;

@@ -141,15 +141,26 @@ void ds4_cuda_attention(struct ds4_device *dev, const struct ds4_attention_args 
                               a->top_k,
                               a->sink,
                               (float)(1.0 / sqrt((double)d))};
+    const struct ds4_rope_args back = {a->batch, a->o, a->rope, true, false, 0.0f};
+    const struct ds4_ring_write_args write = {a->batch, a->kv, a->ring};
     const dim3 grid((unsigned)ds4_div_up(n_head, ATT_HEADS), (unsigned)dev->batch.n_tok);
 
     if (dev->batch.n_tok == 0)
         return;
     if (d > ATT_MAX_DIM)
         ds4_cuda_fatal(__FILE__, __LINE__, "attention", "heads wider than the kernel is sized for");
-    if (dev->products == DS4_PRODUCTS_FAST && ds4_cuda_can_attend(&args)) {
-        ds4_cuda_attend(dev, &args);
-        return;
+    ds4_dev_spoil(dev, &a->o);
+    if (dev->products == DS4_PRODUCTS_FAST && ds4_cuda_can_attend(&args) &&
+        (a->rope.freq == NULL || a->rope.d_rope == a->ring.d_rope)) {
+        args.freq = a->rope.freq;
+        args.store = a->store;
+        if (ds4_cuda_attend(dev, &args, &a->o))
+            return;
+    } else {
+        DS4_CHAIN(attention_kernel, grid, 32 * ATT_HEADS, 0, dev, args);
     }
-    DS4_CHAIN(attention_kernel, grid, 32 * ATT_HEADS, 0, dev, args);
+    if (a->rope.freq != NULL)
+        ds4_cuda_rope(dev, &back);
+    if (a->store)
+        ds4_cuda_ring_write(dev, &write);
 }

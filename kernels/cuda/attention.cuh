@@ -30,6 +30,11 @@ struct ds4_attend {
     int32_t share_rows;
     float *share;  /* [n_tok, n_head, n_share, d], not yet divided by the sum */
     float2 *state; /* [n_tok, n_head, n_share] maximum and sum */
+
+    /* What the fold of shares does besides. */
+    const float *freq; /* o is rotated back; NULL: not */
+    bool store;        /* the ring takes the rows kv */
+    uint8_t *packed;   /* o once more, for int8 products; NULL: not */
 };
 
 /* What a head's sum of values is multiplied by in the end.  Sink and rows against their common maximum,
@@ -43,7 +48,8 @@ static __device__ __forceinline__ float ds4_attend_factor(float top, float sum, 
 
 /* Whether shapes, formats and alignment suit the tensor cores. */
 bool ds4_cuda_can_attend(const struct ds4_attend *a);
-void ds4_cuda_attend(struct ds4_device *dev, struct ds4_attend *a);
+/* False: o is not rotated back yet, nor are rows stored.  o: where a->o is, to be kept if it gets packed. */
+bool ds4_cuda_attend(struct ds4_device *dev, struct ds4_attend *a, const struct ds4_tensor *o);
 size_t ds4_cuda_attend_scratch(const struct ds4_device *dev, const struct ds4_limits *limits);
 
 #endif

@@ -9,6 +9,7 @@
  * Few queries: a query's rows are shared out over blocks as the step's shape says, and a second kernel
  * folds the shares in their order.  Work a tile: 64 x 32 x d x 2 multiply-adds for 32 rows of 584 B:
  * prefill is bound by shared memory feeding the tensor cores, decode by latency. */
+#include "kernels/cuda/act.cuh"
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rows.cuh"
@@ -362,7 +363,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     write_share<D>(a, t, head0, s, s + HEADS, o);
 }
 
-/* Folds the shares of one head of one query.  Block (x: head, y: query), four values a thread. */
+/* Folds the shares of one head of one query, and does what follows: rotates it back, packs it; one block
+ * more a query stores its row in the ring, which every share has read.  Block (x: head or that, y: query), four
+ * values a thread. */
 static __global__ void fold_kernel(const __grid_constant__ struct ds4_attend a)
 {
     const int32_t head = blockIdx.x, t = blockIdx.y, c = 4 * threadIdx.x;
@@ -371,8 +374,14 @@ static __global__ void fold_kernel(const __grid_constant__ struct ds4_attend a)
     float top = -INFINITY, sum = 0.0f, factor;
 
     ds4_take_turn();
-    if (!a.batch.entry[a.batch.entry_of[t]].active)
+    const struct ds4_dev_entry entry = a.batch.entry[a.batch.entry_of[t]];
+
+    if (!entry.active)
         return;
+    if (head == a.n_head) {
+        ds4_dev_store_row(a.batch, entry, t, a.kv + t * a.kv_tok, a.ring);
+        return;
+    }
 #pragma unroll 4
     for (int32_t i = 0; i < a.n_share; i++)
         top = fmaxf(top, a.state[at + i].x);
@@ -390,8 +399,22 @@ static __global__ void fold_kernel(const __grid_constant__ struct ds4_attend a)
         o.w += v.w * factor;
     }
     factor = ds4_attend_factor(top, sum, a.sink[head]);
-    *(float4 *)(a.o + t * a.o_tok + head * a.o_head + c) =
-        make_float4(o.x * factor, o.y * factor, o.z * factor, o.w * factor);
+    o = make_float4(o.x * factor, o.y * factor, o.z * factor, o.w * factor);
+    if (a.freq != NULL && c >= a.d - a.ring.d_rope) {
+        const int32_t i = (c - (a.d - a.ring.d_rope)) / 2, pos = a.batch.pos[t];
+        float low[2] = {o.x, o.y}, high[2] = {o.z, o.w};
+
+        ds4_dev_rotate(low, a.freq[i], pos, true);
+        ds4_dev_rotate(high, a.freq[i + 1], pos, true);
+        o = make_float4(low[0], low[1], high[0], high[1]);
+    }
+    *(float4 *)(a.o + t * a.o_tok + head * a.o_head + c) = o;
+    if (a.packed != NULL) {
+        const int32_t n_unit = a.n_head * a.d / DS4_UNIT_VALUES;
+
+        ds4_pack_quad(o, (head * a.d + c) / DS4_UNIT_VALUES, n_unit,
+                      a.packed + t * ds4_packed_row_bytes(n_unit));
+    }
 }
 
 /* ---- launch ------------------------------------------------------------------------------------------ */
@@ -437,7 +460,7 @@ size_t ds4_cuda_attend_scratch(const struct ds4_device *dev, const struct ds4_li
     return ((size_t)MAX_SMS + MAX_SHARES) * HEADS * ((size_t)l->d_head + 2) * sizeof(float) + 1024;
 }
 
-void ds4_cuda_attend(struct ds4_device *dev, struct ds4_attend *a)
+bool ds4_cuda_attend(struct ds4_device *dev, struct ds4_attend *a, const struct ds4_tensor *o)
 {
     const int32_t n_tok = dev->shape.n_tok, groups = ds4_div_up(a->n_head, HEADS);
     size_t used = 0;
@@ -462,6 +485,9 @@ void ds4_cuda_attend(struct ds4_device *dev, struct ds4_attend *a)
         DS4_CHAIN(attend_kernel<128>, dim3(a->n_share, n_tok, groups), THREADS, shape<128>::bytes,
                   dev, *a);
     }
-    if (a->n_share > 1)
-        DS4_CHAIN(fold_kernel, dim3(a->n_head, n_tok), a->d / 4, 0, dev, *a);
+    if (a->n_share == 1)
+        return false;
+    a->packed = ds4_dev_keep(dev, DS4_DEV_KEEP_HEADS, o);
+    DS4_CHAIN(fold_kernel, dim3(a->n_head + (a->store ? 1 : 0), n_tok), a->d / 4, 0, dev, *a);
+    return true;
 }

@@ -174,6 +174,7 @@ static void *cuda_alloc(struct ds4_device *dev, size_t bytes, const char *what, 
 
 static void cuda_upload(struct ds4_device *dev, void *dst, const void *host_src, size_t bytes)
 {
+    ds4_dev_spoil_bytes(dev, dst, bytes);
     DS4_CUDA(cudaMemcpyAsync(dst, host_src, bytes, cudaMemcpyHostToDevice, dev->stream));
 }
 
@@ -235,13 +236,16 @@ static size_t cuda_scratch_bytes(const struct ds4_device *dev, const struct ds4_
         if (bytes > most)
             most = bytes;
     }
-    return most;
+    return DS4_DEV_N_KEEP * DS4_DEV_KEEP_BYTES + most;
 }
 
+/* Kept rows come first. */
 static void cuda_set_scratch(struct ds4_device *dev, void *scratch, size_t bytes)
 {
-    dev->scratch = (unsigned char *)scratch;
-    dev->scratch_bytes = bytes;
+    for (int i = 0; i < DS4_DEV_N_KEEP; i++)
+        dev->kept[i] = ds4_dev_kept{NULL, 0, 0, (uint8_t *)scratch + i * DS4_DEV_KEEP_BYTES};
+    dev->scratch = (unsigned char *)scratch + DS4_DEV_N_KEEP * DS4_DEV_KEEP_BYTES;
+    dev->scratch_bytes = bytes - DS4_DEV_N_KEEP * DS4_DEV_KEEP_BYTES;
 }
 
 /* ---- the step's batch ------------------------------------------------------------------------------ */
@@ -328,6 +332,8 @@ static void cuda_begin(struct ds4_device *dev, const struct ds4_batch *b)
         ds4_cuda_fatal(__FILE__, __LINE__, "batch", "more rows or entries than a step may have");
     DS4_CUDA(cudaEventSynchronize(dev->batch_taken));
     dev->shape = shape_of(b);
+    for (int i = 0; i < DS4_DEV_N_KEEP; i++)
+        dev->kept[i].from = NULL;
     dev->host_out_row = b->out_row;
     dev->batch.n_tok = b->n_tok;
     dev->batch.n_entry = b->n_entry;
@@ -411,6 +417,7 @@ const struct ds4_backend ds4_backend_cuda = {
     .hyper_head = ds4_cuda_hyper_head,
     .gemm = ds4_cuda_gemm,
     .rope = ds4_cuda_rope,
+    .latent = ds4_cuda_latent,
     .round = ds4_cuda_round,
     .ring_write = ds4_cuda_ring_write,
     .keep = ds4_cuda_keep,

@@ -56,6 +56,18 @@ struct ds4_dev_replay {
     uint64_t used;        /* 0: free */
 };
 
+/* Rows that the operation which made them has packed for the int8 products of those that follow (act.cu):
+ * an operation that writes over the rows, or the next step, ends that. */
+struct ds4_dev_kept {
+    const void *from; /* the rows, dense f32; NULL: none */
+    int32_t n;
+    int32_t n_col;
+    uint8_t *packed;
+};
+enum ds4_dev_keep { DS4_DEV_KEEP_HIDDEN, DS4_DEV_KEEP_RANK, DS4_DEV_KEEP_HEADS, DS4_DEV_N_KEEP };
+#define DS4_DEV_KEEP_ROWS  64
+#define DS4_DEV_KEEP_BYTES ((size_t)64 * 40960) /* 64 rows of 32,768 int8 values and their scales */
+
 /* Which index was out of range. */
 enum ds4_dev_wrong { DS4_DEV_WRONG_NONE, DS4_DEV_WRONG_EXPERT, DS4_DEV_WRONG_ROW };
 
@@ -78,6 +90,7 @@ struct ds4_device {
 
     unsigned char *scratch; /* handed over by set_scratch; carved by each op from its start */
     size_t scratch_bytes;
+    struct ds4_dev_kept kept[DS4_DEV_N_KEEP];
 
     struct ds4_dev_batch batch; /* of the running step */
     unsigned char *host_batch;  /* pinned image of the arrays behind it */
@@ -109,6 +122,12 @@ void *ds4_dev_carve(struct ds4_device *dev, size_t bytes, size_t *used);
 /* Small host arrays (row lists): copied through the pinned image at once, valid until the next step. */
 const int32_t *ds4_dev_put_ids(struct ds4_device *dev, const int32_t *host, int32_t n);
 
+/* Where the operation that makes `rows` is to pack them; NULL: nobody wants them packed.  Marks them kept. */
+uint8_t *ds4_dev_keep(struct ds4_device *dev, enum ds4_dev_keep what, const struct ds4_tensor *rows);
+/* Kept rows that `rows` overlaps are no longer. */
+void ds4_dev_spoil(struct ds4_device *dev, const struct ds4_tensor *rows);
+void ds4_dev_spoil_bytes(struct ds4_device *dev, const void *data, size_t bytes);
+
 static inline int ds4_div_up(int64_t a, int64_t b)
 {
     return (int)((a + b - 1) / b);
@@ -133,6 +152,7 @@ void ds4_cuda_hyper_write(struct ds4_device *dev, const struct ds4_hyper_write_a
 void ds4_cuda_hyper_head(struct ds4_device *dev, const struct ds4_hyper_head_args *a);
 void ds4_cuda_gemm(struct ds4_device *dev, const struct ds4_gemm_args *a);
 void ds4_cuda_rope(struct ds4_device *dev, const struct ds4_rope_args *a);
+void ds4_cuda_latent(struct ds4_device *dev, const struct ds4_latent_args *a);
 void ds4_cuda_round(struct ds4_device *dev, const struct ds4_round_args *a);
 void ds4_cuda_ring_write(struct ds4_device *dev, const struct ds4_ring_write_args *a);
 void ds4_cuda_keep(struct ds4_device *dev, const struct ds4_keep_args *a);

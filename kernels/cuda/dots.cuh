@@ -73,6 +73,7 @@ static __global__ void __launch_bounds__(T)
     __shared__ float part[R * N][T / 32];
     const int32_t me = threadIdx.x, warp = me / 32, lane = me % 32, row0 = blockIdx.x * R;
     const uint8_t *w = p.w[blockIdx.z] + (size_t)blockIdx.y * p.part_bytes, *x = p.x.data;
+    const int32_t n_row = ds4_product_rows(p, blockIdx.z);
     float acc[R][N] = {};
 
     ds4_release_next();
@@ -88,7 +89,7 @@ static __global__ void __launch_bounds__(T)
                 v[r][c] = {};
                 if (at < p.n_col)
                     v[r][c] =
-                        ds4_octet_load<D>(w + (size_t)min(row0 + r, p.n_row - 1) * p.row_bytes, at);
+                        ds4_octet_load<D>(w + (size_t)min(row0 + r, n_row - 1) * p.row_bytes, at);
             }
         }
         ds4_wait_previous(); /* the weights are on their way, the inputs may not be there yet */
@@ -125,8 +126,9 @@ static __global__ void __launch_bounds__(T)
 
         for (int i = 1; i < T / 32; i++)
             sum += part[me][i];
-        if (n < p.n && row < p.n_row)
-            p.y[blockIdx.z][n * p.y_stride + blockIdx.y * p.n_row + row] = sum;
+        if (n < p.n && row < n_row)
+            p.y[blockIdx.z][n * ds4_product_stride(p, blockIdx.z) + blockIdx.y * p.n_row + row] =
+                sum;
     }
 }
 
@@ -143,12 +145,14 @@ static inline bool ds4_dots_fit(const struct ds4_product *p)
 template <int D, int N, int T>
 static void ds4_dots_launch(struct ds4_device *dev, const struct ds4_product *p)
 {
+    const int32_t n_row = p->n_row > p->n_row2 ? p->n_row : p->n_row2;
+
     /* Four rows a block once that fills the card. */
-    if (p->n_row * p->n_part * p->n_w >= 8 * dev->n_sm)
-        DS4_CHAIN((ds4_dots_kernel<D, N, 4, T>), dim3(ds4_div_up(p->n_row, 4), p->n_part, p->n_w),
+    if (n_row * p->n_part * p->n_w >= 8 * dev->n_sm)
+        DS4_CHAIN((ds4_dots_kernel<D, N, 4, T>), dim3(ds4_div_up(n_row, 4), p->n_part, p->n_w),
                   T, 0, dev, *p);
     else
-        DS4_CHAIN((ds4_dots_kernel<D, N, 1, T>), dim3(p->n_row, p->n_part, p->n_w), T, 0, dev, *p);
+        DS4_CHAIN((ds4_dots_kernel<D, N, 1, T>), dim3(n_row, p->n_part, p->n_w), T, 0, dev, *p);
 }
 
 template <int D, int N>
@@ -168,8 +172,8 @@ template <int D> static void ds4_dots_run(struct ds4_device *dev, const struct d
 
         q.n = p->n - i < 8 ? p->n - i : 8;
         q.x.data += i * p->x.row_bytes;
-        for (int z = 0; z < p->n_w; z++)
-            q.y[z] += i * p->y_stride;
+        q.y[0] += i * p->y_stride;
+        q.y[1] += i * (p->y_stride2 != 0 ? p->y_stride2 : p->y_stride);
         if (q.n == 1)
             ds4_dots_inputs<D, 1>(dev, &q);
         else if (q.n <= 4)

@@ -184,11 +184,12 @@ struct ds4_gate_items {
     }
 };
 
-/* Slots slot .. slot + n - 1 of one slab of one expert, by the whole block. */
+/* Slots slot .. slot + n - 1 of one slab of one expert, by the whole block.  A 1: the one slot's weight is
+ * at hand. */
 template <int D, int A>
 static __device__ __forceinline__ void
-ds4_gate_slab(const struct ds4_experts &p, const struct ds4_dev_group &group, int32_t slab,
-              int32_t i, uint4 *ring, const uint64_t *grid, float (&middle)[A][DS4_EXPERT_SLAB])
+ds4_gate_slab(const struct ds4_experts &p, const struct ds4_dev_group &group, float weight,
+              int32_t slab, int32_t i, uint4 *ring, const uint64_t *grid, float (&middle)[A][DS4_EXPERT_SLAB])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int32_t slot = group.first + i, n = min(A, group.n - i);
@@ -210,7 +211,7 @@ ds4_gate_slab(const struct ds4_experts &p, const struct ds4_dev_group &group, in
 
             if (lane < 16 && lane % (16 / A) == 0 && k < n)
                 middle[k][4 * warp + item.row] =
-                    ds4_middle_value(gate, up, p.clamp, p.weight[slot + k]);
+                    ds4_middle_value(gate, up, p.clamp, A == 1 ? weight : p.weight[slot + k]);
         });
     __syncthreads();
     if (warp < n)
@@ -232,14 +233,26 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, A <= 2 ? 3 : 2)
     const uint64_t *grid = ds4_gemv_grid<D>(grid_room);
 
     ds4_take_turn();
-    for (int32_t u = blockIdx.x; u < p.n_group * n_slab; u += gridDim.x) {
-        const struct ds4_dev_group group = p.group[u / n_slab];
+    if constexpr (A == 1) {
+        const struct ds4_one_slots slots = ds4_one_slots_of(p);
 
-        if (group.n == 0)
-            break; /* touched experts come first */
-        for (int32_t i = 0; i < group.n; i += A)
-            ds4_gate_slab<D, A>(p, group, u % n_slab, i,
+        for (int32_t u = blockIdx.x; u < slots.n * n_slab; u += gridDim.x) {
+            const int32_t g = u / n_slab;
+            const struct ds4_dev_group group = {__shfl_sync(0xffffffffu, slots.expert, g), g, 1};
+
+            ds4_gate_slab<D, A>(p, group, __shfl_sync(0xffffffffu, slots.weight, g), u % n_slab, 0,
                                 ds4_gate_room + warp * ds4_expert_ring<D>::words, grid, middle);
+        }
+    } else {
+        for (int32_t u = blockIdx.x; u < p.n_group * n_slab; u += gridDim.x) {
+            const struct ds4_dev_group group = p.group[u / n_slab];
+
+            if (group.n == 0)
+                break; /* touched experts come first */
+            for (int32_t i = 0; i < group.n; i += A)
+                ds4_gate_slab<D, A>(p, group, 0.0f, u % n_slab, i,
+                                    ds4_gate_room + warp * ds4_expert_ring<D>::words, grid, middle);
+        }
     }
     for (int32_t i = blockIdx.x * DS4_EXPERT_WARPS + warp; i < p.n_tok * n_shared;
          i += gridDim.x * DS4_EXPERT_WARPS) {
@@ -380,7 +393,6 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 2)
 
 /* A step of one token: two warps share two rows, one with the shared expert and the first third of the
  * slots.  A lane holds one slot's expert, so that no address waits for memory. */
-#define DS4_ONE_SLOTS 32
 #define DS4_ONE_PAIRS (DS4_EXPERT_WARPS / 2)
 
 struct ds4_one_items {
@@ -430,12 +442,11 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 4)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pair = warp / 2;
     const int32_t row0 = (blockIdx.x * DS4_ONE_PAIRS + pair) * DS4_EXPERT_ROWS;
     const int32_t low = min(row0, p.d - 1), high = min(row0 + 1, p.d - 1);
-    const int32_t first = (p.n_group + 1) / 3;
+    const int32_t first = (p.n_used + 1) / 3;
     uint4 *const ring = ds4_down_room + warp * words;
     const uint64_t *grid = ds4_gemv_grid<D>(grid_room);
     struct ds4_one_items items = {};
-    struct ds4_dev_group mine = {};
-    int32_t n_slot = 0;
+    struct ds4_one_slots slots;
     const auto keep = [&](const struct ds4_one_items &item, auto &acc, int32_t at) {
         const float v = ds4_expert_sums<1>(acc);
 
@@ -454,25 +465,15 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 4)
             [&](const struct ds4_one_items &item, auto &acc) { keep(item, acc, 0); });
     }
     ds4_wait_previous();
-    if (lane < p.n_group)
-        mine = *ds4_after(p.group + lane);
-    items.expert = 0;
-    for (int32_t g = 0; g < p.n_group; g++) {
-        const int32_t n = __shfl_sync(0xffffffffu, mine.n, g);
-        const int32_t expert = __shfl_sync(0xffffffffu, mine.expert, g);
-
-        if (lane >= n_slot &&
-            lane < n_slot + n) /* touched experts come first, their slots in order */
-            items.expert = expert;
-        n_slot += n;
-    }
+    slots = ds4_one_slots_of(p);
+    items.expert = slots.expert;
     items.w = p.down + low * p.down_row_bytes;
     items.second = (high - low) * p.down_row_bytes;
     items.expert_bytes = (size_t)p.d * p.down_row_bytes;
     items.x = p.middle.data;
     items.x_bytes = p.middle.row_bytes;
     items.slot = warp % 2 == 0 ? 0 : first;
-    items.end = warp % 2 == 0 ? min(first, n_slot) : n_slot;
+    items.end = warp % 2 == 0 ? min(first, slots.n) : slots.n;
     ds4_expert_stream<D, 1>(
         items, p.d_expert, ring, grid,
         [&](const struct ds4_one_items &item, auto &acc) { keep(item, acc, 1); });
@@ -482,7 +483,7 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 4)
         const int32_t row = (blockIdx.x * DS4_ONE_PAIRS + q) * DS4_EXPERT_ROWS + r;
         float sum = 0.0f;
 
-        for (int32_t i = 0; i <= n_slot; i++)
+        for (int32_t i = 0; i <= slots.n; i++)
             sum += part[q][r][i];
         if (row < p.d && p.batch.entry[p.batch.entry_of[0]].active)
             ds4_mat_set(p.y, 0, row, sum);
@@ -506,7 +507,7 @@ static void ds4_gate_launch(struct ds4_device *dev, const struct ds4_experts *p)
 
 template <int D> static void ds4_gate_run(struct ds4_device *dev, const struct ds4_experts *p)
 {
-    if (p->n_tok == 1)
+    if (p->id != NULL)
         ds4_gate_launch<D, 1>(dev, p);
     else if (p->n_tok <= 16)
         ds4_gate_launch<D, 2>(dev, p);
@@ -521,7 +522,7 @@ template <int D> static void ds4_down_run(struct ds4_device *dev, const struct d
                               ? ds4_expert_ring<D>::words
                               : ds4_expert_ring<S>::words;
     constexpr int bytes = DS4_EXPERT_WARPS * words * 16;
-    const bool one = p->n_tok == 1 && p->n_group <= DS4_ONE_SLOTS;
+    const bool one = p->id != NULL;
     const auto kernel = one ? ds4_down_one_kernel<D, S> : ds4_down_kernel<D, S>;
     const int rows = (one ? DS4_ONE_PAIRS : DS4_EXPERT_WARPS) * DS4_EXPERT_ROWS;
 

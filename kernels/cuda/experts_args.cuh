@@ -17,6 +17,11 @@ struct ds4_experts {
     int32_t n_group;
     const int32_t *token; /* of a slot */
     const float *weight;  /* of a slot */
+    /* One token: its uses as routed, instead of the three above; every warp makes its slots from them. */
+    const int32_t *id;
+    const float *id_weight;
+    int32_t n_used;
+    int32_t n_expert;
     struct ds4_packed x;  /* [n_tok] rows of d */
     const uint8_t *gate;
     const uint8_t *up;
@@ -35,6 +40,49 @@ struct ds4_experts {
 
     struct ds4_dev_mat y;
 };
+
+/* The slots of a step of one token: lane l holds slot l's expert and weight, experts rising. */
+#define DS4_ONE_SLOTS 32
+struct ds4_one_slots {
+    int32_t expert;
+    float weight;
+    int32_t n; /* in every lane */
+};
+
+static __device__ __forceinline__ struct ds4_one_slots ds4_one_slots_of(const struct ds4_experts &p)
+{
+    const int lane = threadIdx.x % 32;
+    const bool use = lane < p.n_used;
+    const int32_t e = use ? p.id[lane] : 0;
+    const float w = use ? p.id_weight[lane] : 0.0f;
+    bool valid = use && e != DS4_EXPERT_ELSEWHERE && p.batch.entry[p.batch.entry_of[0]].active;
+    struct ds4_one_slots slots = {0, 0.0f, 0};
+    int32_t rank = 0;
+    uint32_t all;
+
+    if (valid && (e < 0 || e >= p.n_expert)) {
+        *p.batch.wrong = DS4_DEV_WRONG_EXPERT;
+        valid = false;
+    }
+    all = __ballot_sync(0xffffffffu, valid);
+    for (int32_t u = 0; u < p.n_used; u++) {
+        const int32_t other = __shfl_sync(0xffffffffu, e, u);
+
+        rank += (all >> u & 1) != 0 && (other < e || (other == e && u < lane));
+    }
+    for (int32_t u = 0; u < p.n_used; u++) {
+        const int32_t at = __shfl_sync(0xffffffffu, rank, u);
+        const int32_t expert = __shfl_sync(0xffffffffu, e, u);
+        const float weight = __shfl_sync(0xffffffffu, w, u);
+
+        if ((all >> u & 1) != 0 && at == lane) {
+            slots.expert = expert;
+            slots.weight = weight;
+        }
+    }
+    slots.n = __popc(all);
+    return slots;
+}
 
 /* As on the CPU: comparisons that let a NaN pass. */
 static __device__ __forceinline__ float ds4_middle_value(float g, float u, float clamp,

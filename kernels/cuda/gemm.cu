@@ -145,13 +145,24 @@ size_t ds4_cuda_gemm_scratch(const struct ds4_device *dev, const struct ds4_limi
            DS4_BLAS_ROOM + 4096;
 }
 
+/* Whether both matrices can stream in one launch. */
+static bool can_pair(const struct ds4_gemm_args *a, enum ds4_form form, int32_t n)
+{
+    const bool streams = form == DS4_FORM_INT8 || (form == DS4_FORM_EXACT && n <= EXACT_MAX_ROWS);
+
+    return streams && a->w2.dtype == a->w.dtype && a->w2.n_col == a->w.n_col &&
+           a->w2.row_bytes == a->w.row_bytes;
+}
+
 void ds4_cuda_gemm(struct ds4_device *dev, const struct ds4_gemm_args *a)
 {
     const int32_t n_all = a->x.shape[0];
     const bool exact = dev->products == DS4_PRODUCTS_EXACT || (a->exact && n_all <= EXACT_MAX_ROWS);
     const enum ds4_form form = ds4_cuda_form(a->w.dtype, n_all, DS4_GEMV_MAX_ROWS, exact);
+    const bool pair = a->w2.data != NULL && can_pair(a, form, n_all);
     struct ds4_product p = {};
 
+    ds4_dev_spoil(dev, &a->y);
     p.dtype = a->w.dtype;
     p.w[0] = (const uint8_t *)a->w.data;
     p.n_w = 1;
@@ -161,6 +172,13 @@ void ds4_cuda_gemm(struct ds4_device *dev, const struct ds4_gemm_args *a)
     p.n_col = a->w.n_col;
     p.part_bytes = (size_t)p.n_row * p.row_bytes;
     p.y_stride = a->y.stride[0];
+    if (pair) {
+        ds4_dev_spoil(dev, &a->y2);
+        p.n_w = 2;
+        p.w[1] = (const uint8_t *)a->w2.data;
+        p.n_row2 = a->w2.n_row;
+        p.y_stride2 = a->y2.stride[0];
+    }
     for (int32_t i = 0; i < n_all; i += MAX_CHUNK) {
         struct ds4_dev_mat x = ds4_dev_mat_of(&a->x);
         size_t used = 0;
@@ -171,6 +189,14 @@ void ds4_cuda_gemm(struct ds4_device *dev, const struct ds4_gemm_args *a)
             ds4_cuda_pack(dev, form, x, p.n, p.n_part, p.n_col,
                           ds4_dev_carve(dev, ds4_cuda_packed_bytes(p.n, p.n_part, p.n_col), &used));
         p.y[0] = (float *)a->y.data + i * p.y_stride;
+        if (pair)
+            p.y[1] = (float *)a->y2.data + i * p.y_stride2;
         ds4_cuda_product(dev, form, &p, used);
+    }
+    if (a->w2.data != NULL && !pair) {
+        struct ds4_gemm_args second = *a;
+
+        second.w = a->w2, second.y = a->y2, second.w2.data = NULL;
+        ds4_cuda_gemm(dev, &second);
     }
 }

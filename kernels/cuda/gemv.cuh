@@ -364,7 +364,7 @@ ds4_gemv_work_of(const struct ds4_product &p, int32_t part, int32_t x_part)
 
     k.w = p.w[blockIdx.z] + (size_t)part * p.part_bytes;
     k.row_bytes = p.row_bytes;
-    k.n_row = p.n_row;
+    k.n_row = ds4_product_rows(p, blockIdx.z);
     k.n_col = p.n_col;
     k.tile0 = blockIdx.x * DS4_GEMV_WARPS + threadIdx.x / 32;
     k.tile_step = gridDim.x * DS4_GEMV_WARPS;
@@ -389,7 +389,8 @@ static __global__ void __launch_bounds__(32 * DS4_GEMV_WARPS)
     for (int n = 0; n < N; n++)
         x[n] = p.x.data + min(n, p.n - 1) * p.x.row_bytes;
     ds4_gemv_rows<D, INT8, N, R>(k, x, p.x.part * p.n_part, p.y[blockIdx.z] + blockIdx.y * p.n_row,
-                                 p.y_stride, p.n, ring.room[threadIdx.x / 32], grid);
+                                 ds4_product_stride(p, blockIdx.z), p.n,
+                                 ring.room[threadIdx.x / 32], grid);
 }
 
 /* N slots of an expert from `slot` on. */
@@ -445,7 +446,7 @@ static __global__ void __launch_bounds__(32 * DS4_GEMV_WARPS, 5)
 static inline dim3 ds4_gemv_grid_of(const struct ds4_device *dev, const struct ds4_product *p,
                                     int rows)
 {
-    const int n_tile = ds4_div_up(p->n_row, rows);
+    const int n_tile = ds4_div_up(p->n_row > p->n_row2 ? p->n_row : p->n_row2, rows);
     const int others = p->n_part * p->n_w, wanted = ds4_div_up(8 * dev->n_sm, others);
     const int each = ds4_div_up(n_tile, wanted * DS4_GEMV_WARPS);
 
@@ -475,8 +476,8 @@ static void ds4_gemv_run(struct ds4_device *dev, const struct ds4_product *p)
 
         q.n = p->n - i < 8 ? p->n - i : 8;
         q.x.data += i * p->x.row_bytes;
-        for (int z = 0; z < p->n_w; z++)
-            q.y[z] += i * p->y_stride;
+        q.y[0] += i * p->y_stride;
+        q.y[1] += i * (p->y_stride2 != 0 ? p->y_stride2 : p->y_stride);
         switch (q.n) {
         case 1:
             ds4_gemv_launch<D, INT8, 1, 1>(dev, &q);

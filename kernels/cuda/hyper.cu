@@ -1,9 +1,12 @@
 /* Hyper-connections: mixes, Sinkhorn, read, write, and the head's last read.
  *
  * The mixing matrix (0.79 MB in f16 for Flash) is the traffic of a decode step: the state of 16,384
- * values is cut into slices of 512, one block each, so that 32 blocks a token read it side by side; the
- * partial sums are added in slice order by the second kernel, which also does the 4 x 4 Sinkhorn in one
- * warp and forms u.  Sums are f32 in a fixed order, so a row's bits depend on the row alone. */
+ * values is cut into slices of 512, one block each, so that 32 blocks a token read it side by side.  A slice
+ * of four streams is the same 128 columns of each, so that the write of the row before happens on the way
+ * to the slice.  A second kernel adds the partial sums in slice order; one block a row forms, norms and
+ * packs u, another does the 4 x 4 Sinkhorn beside it.  Everything that is a weight is on its way before
+ * the state is there.  Sums are f32 in a fixed order, so a row's bits depend on the row alone. */
+#include "kernels/cuda/act.cuh"
 #include "kernels/cuda/rows.cuh"
 
 #define HYPER_SLICE   512
@@ -12,7 +15,8 @@
 #define HYPER_MAX_MIX (HYPER_MAX * (HYPER_MAX + 2))
 #define ANY           (-1)
 #define HYPER_WARPS   (HYPER_THREADS / 32)
-#define HYPER_ROUNDS  4 /* mixes a warp has under way */
+#define HYPER_ROUNDS  4   /* mixes a warp has under way */
+#define HYPER_COLUMNS 128 /* of each of four streams in a slice */
 
 /* The streams of all tokens: x[t][k][i]. */
 struct streams {
@@ -48,19 +52,90 @@ template <int D> static __device__ __forceinline__ float4 fn_quad(const uint8_t 
     }
 }
 
+/* The write half: X'_k = post_k * o + sum_j comb_jk X_j.  No fused multiply-adds, so that a row has the same
+ * bits whichever kernel writes it. */
+struct write_args {
+    struct ds4_dev_mat o;
+    const float *post;
+    const float *comb;
+    bool on;
+};
+
+__device__ __forceinline__ float write_value(const float *post, const float *comb, int32_t n,
+                                             int32_t k, float out, const float *old)
+{
+    float sum = __fmul_rn(post[k], out);
+
+    for (int32_t j = 0; j < n; j++)
+        sum = __fadd_rn(sum, __fmul_rn(comb[j * n + k], old[j]));
+    return sum;
+}
+
+/* Two of the four streams at this thread's column of a slice, written first if the step says so. */
+struct column {
+    float old[4];
+    float out;
+    float post[4];
+    float comb[16];
+};
+
+__device__ __forceinline__ void load_column(const struct streams &x, const struct write_args &w,
+                                            int32_t t, int32_t c, struct column *v)
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        v->old[j] = ds4_mat_get(x.mat, t, (int64_t)j * x.d + c);
+    if (!w.on)
+        return;
+    v->out = ds4_mat_get(w.o, t, c);
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        v->post[j] = w.post[4 * (int64_t)t + j];
+#pragma unroll
+    for (int j = 0; j < 16; j++)
+        v->comb[j] = w.comb[16 * (int64_t)t + j];
+}
+
+/* The slice of row t in shared memory: value i is global value index_of(i).  Every thread has one column
+ * of two streams.  Waits for all until the slice is there. */
+__device__ __forceinline__ void take_slice(const struct streams &x, const struct write_args &w,
+                                           int32_t t, int32_t c0, float *mine)
+{
+    const int32_t column = threadIdx.x % HYPER_COLUMNS, k0 = threadIdx.x / HYPER_COLUMNS * 2;
+    struct column v;
+
+    load_column(x, w, t, c0 + column, &v);
+    __syncthreads(); /* the row before has been read, and the old streams of this one */
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float now = v.old[k];
+
+        if (k / 2 != k0 / 2)
+            continue;
+        if (w.on) {
+            now = write_value(v.post, v.comb, 4, k, v.out, v.old);
+            if (x.mat.bf16)
+                now = ds4_dev_bf16(now);
+            ds4_mat_set(x.mat, t, (int64_t)k * x.d + c0 + column, now);
+        }
+        mine[k * HYPER_COLUMNS + column] = now;
+    }
+    __syncthreads();
+}
+
 /* partial[t][slice][m] = sum over the slice of fn[m] * x, and of x^2 at m = n_mix.  A warp has every
  * eighth m; its weights are on their way before the state is there.  D: the dtype of fn, aligned rows of
- * a multiple of four values, or ANY. */
-template <int D>
+ * a multiple of four values, or ANY.  FOUR: four streams of whole slices of columns. */
+template <int D, bool FOUR>
 static __global__ void __launch_bounds__(HYPER_THREADS)
-    mix_kernel(struct streams x, const int32_t *rows, const uint8_t *fn, enum ds4_dtype dtype,
-               size_t row_bytes, int32_t n_mix, int32_t n_row, float *partial)
+    mix_kernel(struct streams x, const int32_t *rows, struct write_args write, const uint8_t *fn,
+               enum ds4_dtype dtype, size_t row_bytes, int32_t n_mix, int32_t n_row, float *partial)
 {
     __shared__ float4 mine[HYPER_SLICE / 4];
     const int32_t slice = blockIdx.x, n_slice = gridDim.x;
-    const int32_t n = x.n_hyper * x.d, first = slice * HYPER_SLICE;
+    const int32_t n = x.n_hyper * x.d, first = slice * (FOUR ? HYPER_COLUMNS : HYPER_SLICE);
     const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int32_t width = min(HYPER_SLICE, n - first);
+    const int32_t width = FOUR ? HYPER_SLICE : min(HYPER_SLICE, n - first);
     float4 w[HYPER_ROUNDS][HYPER_SLICE / 128];
 
     ds4_release_next();
@@ -74,17 +149,23 @@ static __global__ void __launch_bounds__(HYPER_THREADS)
                 w[r][c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 if constexpr (D != ANY) {
                     if (m < n_mix && 4 * at < width)
-                        w[r][c] = fn_quad<D>(fn + (size_t)m * row_bytes, first / 4 + at);
+                        w[r][c] = fn_quad<D>(fn + (size_t)m * row_bytes,
+                                             FOUR ? (c * x.d + first) / 4 + lane : first / 4 + at);
                 }
             }
         }
         ds4_wait_previous();
         for (int32_t i = blockIdx.y; i < n_row; i += gridDim.y) {
-            __syncthreads(); /* the row before has been read */
-            for (int32_t c = threadIdx.x; c < HYPER_SLICE; c += blockDim.x)
-                ((float *)mine)[c] =
-                    c < width ? ds4_mat_get(x.mat, rows != NULL ? rows[i] : i, first + c) : 0.0f;
-            __syncthreads();
+            const int32_t t = rows != NULL ? rows[i] : i;
+
+            if constexpr (FOUR) {
+                take_slice(x, write, t, first, (float *)mine);
+            } else {
+                __syncthreads(); /* the row before has been read */
+                for (int32_t c = threadIdx.x; c < HYPER_SLICE; c += blockDim.x)
+                    ((float *)mine)[c] = c < width ? ds4_mat_get(x.mat, t, first + c) : 0.0f;
+                __syncthreads();
+            }
 #pragma unroll
             for (int r = 0; r < HYPER_ROUNDS; r++) {
                 const int32_t m = m0 + warp + r * HYPER_WARPS;
@@ -160,22 +241,45 @@ __device__ void sinkhorn(float *c, int32_t n, int32_t iters, float eps)
     }
 }
 
-/* The same for four streams on the lanes of a warp: lane 4j + k holds c[j][k], lanes from 16 on repeat. */
-__device__ float sinkhorn4(float c, int32_t iters, float eps)
+/* The same for four streams in one thread's registers; divisions by reciprocal (two units in the last
+ * place, which the next step evens out). */
+__device__ __forceinline__ void sinkhorn4(float (&c)[16], int32_t iters, float eps)
 {
-    float top = fmaxf(c, __shfl_xor_sync(0xffffffffu, c, 1)), sum;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const float top = fmaxf(fmaxf(c[4 * j], c[4 * j + 1]), fmaxf(c[4 * j + 2], c[4 * j + 3]));
+        float r;
 
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    c = expf(c - top);
-    for (int32_t i = 0; i < iters; i++) {
-        sum = c + __shfl_xor_sync(0xffffffffu, c, 1); /* a row */
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        c = i == 0 ? c / sum + eps : c / (sum + eps);
-        sum = c + __shfl_xor_sync(0xffffffffu, c, 4); /* a column */
-        sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-        c /= sum + eps;
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            c[4 * j + k] = expf(c[4 * j + k] - top);
+        r = __fdividef(1.0f, (c[4 * j] + c[4 * j + 1]) + (c[4 * j + 2] + c[4 * j + 3]));
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            c[4 * j + k] = c[4 * j + k] * r + eps;
     }
-    return c;
+    for (int32_t i = 0; i < iters; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (i > 0) {
+                const float r = __fdividef(
+                    1.0f, ((c[4 * j] + c[4 * j + 1]) + (c[4 * j + 2] + c[4 * j + 3])) + eps);
+
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    c[4 * j + k] *= r;
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float r =
+                __fdividef(1.0f, ((c[k] + c[4 + k]) + (c[8 + k] + c[12 + k])) + eps);
+
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                c[4 * j + k] *= r;
+        }
+    }
 }
 
 /* By value: what follows the mixes.  post and comb NULL: the head, with n_hyper mixes only. */
@@ -192,109 +296,154 @@ struct read_args {
     float *post;
     float *comb;
     struct ds4_dev_mat u;
+    uint8_t *packed; /* u once more, for int8 products; NULL: not */
 };
 
-/* The first warp turns the mixes into post and comb while the others form u. */
-__device__ void finish_mixes(const struct read_args &a, int32_t i, int32_t n, float *mix)
+#define READ_THREADS 512
+#define READ_EACH    16 /* values of u a thread keeps: d to 8192 */
+#define READ_GROUPS  8  /* of slices whose sums are formed side by side */
+
+/* mix[m] = the finished mix m of row i: scaled by the row's norm, by its scale, plus its base.  Weights
+ * first, then the turn. */
+__device__ __forceinline__ void finish_sums(const struct read_args &a, int32_t i, int32_t n,
+                                            int32_t d, float (*group)[HYPER_MAX_MIX + 1],
+                                            float *mix)
 {
-    const int lane = threadIdx.x;
+    const int32_t m = threadIdx.x, n_sum = a.n_mix + 1;
+    const float *partial = a.partial + (int64_t)i * a.n_slice * n_sum;
+    float base = 0.0f, scale = 0.0f, sum = 0.0f, square = 0.0f;
 
+    if (m < a.n_mix) {
+        base = __ldg(a.base + m);
+        scale = __ldg(a.scale + (m < n ? 0 : m < 2 * n ? 1 : 2));
+    }
+    ds4_wait_previous();
+    for (int32_t k = threadIdx.x; k < READ_GROUPS * n_sum; k += READ_THREADS) {
+        const int32_t g = k / n_sum;
+        float part = 0.0f;
+
+#pragma unroll 4
+        for (int32_t s = g; s < a.n_slice; s += READ_GROUPS)
+            part += partial[s * n_sum + k % n_sum];
+        group[g][k % n_sum] = part;
+    }
+    __syncthreads();
+    if (m < a.n_mix) {
+#pragma unroll
+        for (int g = 0; g < READ_GROUPS; g++) {
+            sum += group[g][m];
+            square += group[g][a.n_mix];
+        }
+        mix[m] = sum * (1.0f / sqrtf(square / (float)(n * d) + a.rms_eps)) * scale + base;
+    }
+    __syncthreads();
+}
+
+/* post and comb of row i; the whole block calls. */
+__device__ __forceinline__ void write_mixes(const struct read_args &a, int32_t i, int32_t n,
+                                            float *mix)
+{
+    const int32_t lane = threadIdx.x;
+
+    if (lane >= 32)
+        return;
     if (lane < n)
-        a.post[(int64_t)i * n + lane] =
-            2.0f * sigmoid(mix[n + lane] * a.scale[1] + a.base[n + lane]);
+        a.post[(int64_t)i * n + lane] = 2.0f * sigmoid(mix[n + lane]);
     if (n == 4) {
-        const int at = 2 * n + lane % 16;
-        const float c = sinkhorn4(mix[at] * a.scale[2] + a.base[at], a.iters, a.hyper_eps);
+        float c[16];
 
-        if (lane < 16)
-            a.comb[(int64_t)i * 16 + lane] = c;
+#pragma unroll
+        for (int j = 0; j < 16; j++)
+            c[j] = mix[8 + j];
+        sinkhorn4(c, a.iters, a.hyper_eps);
+#pragma unroll
+        for (int j = 0; j < 16; j++)
+            if (lane == j)
+                a.comb[(int64_t)i * 16 + j] = c[j];
         return;
     }
     if (lane > 0)
         return;
-    for (int32_t j = 0; j < n * n; j++)
-        mix[2 * n + j] = mix[2 * n + j] * a.scale[2] + a.base[2 * n + j];
     sinkhorn(mix + 2 * n, n, a.iters, a.hyper_eps);
     for (int32_t j = 0; j < n * n; j++)
         a.comb[(int64_t)i * n * n + j] = mix[2 * n + j];
 }
 
-#define READ_THREADS 544 /* one warp for the mixes, sixteen for u */
-#define READ_COLUMNS (READ_THREADS - 32)
-#define READ_EACH    16 /* values of u a thread keeps: d to 8192 */
-
-/* Block i: row i of the result.  N: streams, 0 for any number.  The state's values are on their way
- * while the mixes are added up. */
+/* Block (x: row i of the result, y: 0 u, 1 post and comb).  N: streams, 0 for any number. */
 template <int N>
 static __global__ void __launch_bounds__(READ_THREADS)
     read_kernel(struct streams x, const int32_t *rows, struct read_args a)
 {
+    __shared__ float group[READ_GROUPS][HYPER_MAX_MIX + 1];
     __shared__ float mix[HYPER_MAX_MIX + 1];
-    __shared__ float pre[HYPER_MAX];
     __shared__ float shared[32];
     constexpr int each = N == 4 ? READ_EACH / 2 : READ_EACH; /* kept as they are */
-    const int32_t i = blockIdx.x, n = N > 0 ? N : x.n_hyper, me = (int32_t)threadIdx.x - 32;
-    const float *partial = a.partial + (int64_t)i * a.n_slice * (a.n_mix + 1);
-    float u[READ_EACH], v[each][N > 0 ? N : 1], square = 0.0f, factor = 1.0f;
+    const int32_t i = blockIdx.x, n = N > 0 ? N : x.n_hyper, me = (int32_t)threadIdx.x;
+    float u[READ_EACH], v[each][N > 0 ? N : 1], norm[READ_EACH], square = 0.0f, factor = 1.0f;
+    float pre[HYPER_MAX];
     int32_t t;
 
-    ds4_take_turn();
+    ds4_release_next();
+    if (blockIdx.y == 1) {
+        finish_sums(a, i, n, x.d, group, mix);
+        write_mixes(a, i, n, mix);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < READ_EACH; k++) {
+        const int32_t c = me + k * READ_THREADS;
+
+        norm[k] = a.norm != NULL && c < x.d ? __ldg(a.norm + c) : 1.0f; /* a weight */
+    }
+    ds4_wait_previous();
     t = rows != NULL ? rows[i] : i;
-    if (N > 0 && me >= 0) {
+    if (N > 0) {
 #pragma unroll
         for (int k = 0; k < each; k++) {
-            const int32_t c = me + k * READ_COLUMNS;
+            const int32_t c = me + k * READ_THREADS;
 
 #pragma unroll
             for (int j = 0; j < N; j++)
                 v[k][j] = c < x.d ? ds4_mat_get(x.mat, t, (int64_t)j * x.d + c) : 0.0f;
         }
     }
-    for (int32_t m = threadIdx.x; m <= a.n_mix; m += blockDim.x) {
-        float sum = 0.0f;
-
-#pragma unroll 16
-        for (int32_t s = 0; s < a.n_slice; s++)
-            sum += partial[s * (a.n_mix + 1) + m];
-        mix[m] = sum;
-    }
-    __syncthreads();
-    if (threadIdx.x < (unsigned)a.n_mix)
-        mix[threadIdx.x] *= 1.0f / sqrtf(mix[a.n_mix] / (float)(n * x.d) + a.rms_eps);
-    __syncthreads();
-    if (threadIdx.x < (unsigned)n)
-        pre[threadIdx.x] =
-            sigmoid(mix[threadIdx.x] * a.scale[0] + a.base[threadIdx.x]) + a.hyper_eps;
-    __syncthreads();
-    if (me < 0 && a.post != NULL)
-        finish_mixes(a, i, n, mix);
+    finish_sums(a, i, n, x.d, group, mix);
+#pragma unroll
+    for (int j = 0; j < (N > 0 ? N : HYPER_MAX); j++)
+        pre[j] = j < n ? sigmoid(mix[j]) + a.hyper_eps : 0.0f;
 #pragma unroll
     for (int k = 0; k < READ_EACH; k++) {
-        const int32_t c = me + k * READ_COLUMNS;
+        const int32_t c = me + k * READ_THREADS;
 
         u[k] = 0.0f;
-        if (me < 0 || c >= x.d)
+        if (c >= x.d)
             continue;
-        for (int32_t j = 0; j < n; j++)
-            u[k] += pre[j] * (N > 0 && k < each ? v[k < each ? k : 0][j]
-                                                : ds4_mat_get(x.mat, t, (int64_t)j * x.d + c));
+#pragma unroll
+        for (int j = 0; j < (N > 0 ? N : HYPER_MAX); j++)
+            if (j < n)
+                u[k] += pre[j] * (N > 0 && k < each ? v[k < each ? k : 0][N > 0 ? j : 0]
+                                                    : ds4_mat_get(x.mat, t, (int64_t)j * x.d + c));
         square += u[k] * u[k];
     }
     if (a.norm != NULL)
         factor = 1.0f / sqrtf(ds4_block_sum(square, shared) / (float)x.d + a.rms_eps);
 #pragma unroll
     for (int k = 0; k < READ_EACH; k++) {
-        const int32_t c = me + k * READ_COLUMNS;
+        const int32_t c = me + k * READ_THREADS;
+        const float out = a.norm != NULL ? norm[k] * (u[k] * factor) : u[k];
 
-        if (me >= 0 && c < x.d)
-            ds4_mat_set(a.u, i, c, a.norm != NULL ? a.norm[c] * (u[k] * factor) : u[k]);
+        if (c >= x.d)
+            continue;
+        ds4_mat_set(a.u, i, c, out);
+        if (a.packed != NULL) /* whole warps: d is a multiple of 32 */
+            ds4_pack_unit(out, c / DS4_UNIT_VALUES, x.d / DS4_UNIT_VALUES,
+                          a.packed + i * ds4_packed_row_bytes(x.d / DS4_UNIT_VALUES));
     }
 }
 
 /* N: streams, 0 for any number. */
 template <int N>
-static __global__ void write_kernel(struct streams x, struct ds4_dev_mat o, const float *post,
-                                    const float *comb)
+static __global__ void write_kernel(struct streams x, struct write_args w)
 {
     const int32_t t = blockIdx.y, n = N > 0 ? N : x.n_hyper;
     const int32_t c = blockIdx.x * blockDim.x + threadIdx.x;
@@ -303,18 +452,13 @@ static __global__ void write_kernel(struct streams x, struct ds4_dev_mat o, cons
     ds4_take_turn();
     if (c >= x.d)
         return;
-    post += (int64_t)t * n;
-    comb += (int64_t)t * n * n;
     for (int32_t j = 0; j < n; j++)
         old[j] = ds4_mat_get(x.mat, t, (int64_t)j * x.d + c);
-    out = ds4_mat_get(o, t, c);
-    for (int32_t k = 0; k < n; k++) {
-        float sum = post[k] * out;
-
-        for (int32_t j = 0; j < n; j++)
-            sum += comb[j * n + k] * old[j];
-        ds4_mat_set(x.mat, t, (int64_t)k * x.d + c, sum);
-    }
+    out = ds4_mat_get(w.o, t, c);
+    for (int32_t k = 0; k < n; k++)
+        ds4_mat_set(x.mat, t, (int64_t)k * x.d + c,
+                    write_value(w.post + (int64_t)t * n, w.comb + (int64_t)t * n * n, n, k, out,
+                                old));
 }
 
 static int32_t n_slices(int32_t n_hyper, int32_t d)
@@ -332,53 +476,79 @@ size_t ds4_cuda_hyper_scratch(const struct ds4_device *dev, const struct ds4_lim
            512;
 }
 
-typedef void (*mix_fn)(struct streams x, const int32_t *rows, const uint8_t *fn,
-                       enum ds4_dtype dtype, size_t row_bytes, int32_t n_mix, int32_t n_row,
-                       float *partial);
+typedef void (*mix_fn)(struct streams x, const int32_t *rows, struct write_args write,
+                       const uint8_t *fn, enum ds4_dtype dtype, size_t row_bytes, int32_t n_mix,
+                       int32_t n_row, float *partial);
+
+static void write_rows(struct ds4_device *dev, const struct streams *x, int32_t n_row,
+                       const struct write_args *w)
+{
+    const dim3 grid((unsigned)ds4_div_up(x->d, HYPER_THREADS), (unsigned)n_row);
+
+    if (n_row == 0)
+        return;
+    if (x->n_hyper == 4)
+        DS4_CHAIN(write_kernel<4>, grid, HYPER_THREADS, 0, dev, *x, *w);
+    else
+        DS4_CHAIN(write_kernel<0>, grid, HYPER_THREADS, 0, dev, *x, *w);
+}
 
 static void read_rows(struct ds4_device *dev, const struct streams *x, const int32_t *rows,
-                      int32_t n_row, const struct ds4_weight *fn, struct read_args *a)
+                      int32_t n_row, const struct ds4_weight *fn, struct write_args write,
+                      struct read_args *a)
 {
     const int32_t n_slice = n_slices(x->n_hyper, x->d), n_mix = fn->n_row;
     /* Many rows: a block keeps its weights for several. */
     const dim3 grid((unsigned)n_slice, (unsigned)(n_row > 128 ? 128 : n_row));
+    const dim3 reads((unsigned)n_row, a->post != NULL ? 2 : 1);
     size_t used = 0;
     float *partial;
-    bool wide;
-    mix_fn mix = mix_kernel<ANY>;
+    mix_fn mix = mix_kernel<ANY, false>;
 
     if (n_row == 0)
         return;
-    if (x->n_hyper > HYPER_MAX || x->d > READ_EACH * READ_COLUMNS)
+    if (x->n_hyper > HYPER_MAX || x->d > READ_EACH * READ_THREADS)
         ds4_cuda_fatal(__FILE__, __LINE__, "hyper",
                        "more or wider streams than the kernel is sized for");
     partial = DS4_CARVE(dev, float, (int64_t)n_row *n_slice *(n_mix + 1), &used);
     a->partial = partial;
     a->n_slice = n_slice;
     a->n_mix = n_mix;
-    wide = fn->row_bytes % 16 == 0 && (uintptr_t)fn->data % 16 == 0 && x->n_hyper * x->d % 4 == 0;
-    if (wide && fn->dtype == DS4_DTYPE_F16)
-        mix = mix_kernel<DS4_DTYPE_F16>;
-    else if (wide && fn->dtype == DS4_DTYPE_BF16)
-        mix = mix_kernel<DS4_DTYPE_BF16>;
-    else if (wide && fn->dtype == DS4_DTYPE_F32)
-        mix = mix_kernel<DS4_DTYPE_F32>;
-    DS4_CHAIN(mix, grid, HYPER_THREADS, 0, dev, *x, rows, (const uint8_t *)fn->data, fn->dtype,
-              fn->row_bytes, n_mix, n_row, partial);
+    if (fn->row_bytes % 16 == 0 && (uintptr_t)fn->data % 16 == 0 && x->n_hyper == 4 &&
+        x->d % HYPER_COLUMNS == 0 && n_mix < HYPER_ROUNDS * HYPER_WARPS) {
+        if (fn->dtype == DS4_DTYPE_F16)
+            mix = mix_kernel<DS4_DTYPE_F16, true>;
+        else if (fn->dtype == DS4_DTYPE_BF16)
+            mix = mix_kernel<DS4_DTYPE_BF16, true>;
+        else if (fn->dtype == DS4_DTYPE_F32)
+            mix = mix_kernel<DS4_DTYPE_F32, true>;
+    }
+    if (write.on && mix == mix_kernel<ANY, false>) {
+        write_rows(dev, x, n_row, &write);
+        write.on = false;
+    }
+    DS4_CHAIN(mix, grid, HYPER_THREADS, 0, dev, *x, rows, write, (const uint8_t *)fn->data,
+              fn->dtype, fn->row_bytes, n_mix, n_row, partial);
     if (x->n_hyper == 4)
-        DS4_CHAIN(read_kernel<4>, n_row, READ_THREADS, 0, dev, *x, rows, *a);
+        DS4_CHAIN(read_kernel<4>, reads, READ_THREADS, 0, dev, *x, rows, *a);
     else
-        DS4_CHAIN(read_kernel<0>, n_row, READ_THREADS, 0, dev, *x, rows, *a);
+        DS4_CHAIN(read_kernel<0>, reads, READ_THREADS, 0, dev, *x, rows, *a);
 }
 
 void ds4_cuda_hyper_read(struct ds4_device *dev, const struct ds4_hyper_read_args *a)
 {
     const struct streams x = streams_of(&a->x);
+    struct write_args write = {{}, a->post, a->comb, a->o.data != NULL};
     struct read_args read = {
         NULL,         0,          0,       a->base, a->scale, a->sinkhorn_iters,
-        a->hyper_eps, a->rms_eps, a->norm, a->post, a->comb,  ds4_dev_mat_of(&a->u)};
+        a->hyper_eps, a->rms_eps, a->norm, a->post, a->comb,  ds4_dev_mat_of(&a->u),
+        NULL};
 
-    read_rows(dev, &x, NULL, a->x.shape[0], &a->fn, &read);
+    if (write.on)
+        write.o = ds4_dev_mat_of(&a->o);
+    ds4_dev_spoil(dev, &a->u);
+    read.packed = ds4_dev_keep(dev, DS4_DEV_KEEP_HIDDEN, &a->u);
+    read_rows(dev, &x, NULL, a->x.shape[0], &a->fn, write, &read);
 }
 
 void ds4_cuda_hyper_head(struct ds4_device *dev, const struct ds4_hyper_head_args *a)
@@ -386,25 +556,20 @@ void ds4_cuda_hyper_head(struct ds4_device *dev, const struct ds4_hyper_head_arg
     const struct streams x = streams_of(&a->x);
     struct read_args read = {
         NULL,         0,          0,    a->base, a->scale, 0,
-        a->hyper_eps, a->rms_eps, NULL, NULL,    NULL,     ds4_dev_mat_of(&a->h)};
+        a->hyper_eps, a->rms_eps, NULL, NULL,    NULL,     ds4_dev_mat_of(&a->h),
+        NULL};
     const int32_t *rows = a->row == dev->host_out_row && a->n_row == dev->shape.n_out
                               ? dev->batch.out_row
                               : ds4_dev_put_ids(dev, a->row, a->n_row);
 
-    read_rows(dev, &x, rows, a->n_row, &a->fn, &read);
+    ds4_dev_spoil(dev, &a->h);
+    read_rows(dev, &x, rows, a->n_row, &a->fn, write_args{}, &read);
 }
 
 void ds4_cuda_hyper_write(struct ds4_device *dev, const struct ds4_hyper_write_args *a)
 {
     const struct streams x = streams_of(&a->x);
-    const dim3 grid((unsigned)ds4_div_up(x.d, HYPER_THREADS), (unsigned)a->x.shape[0]);
+    const struct write_args w = {ds4_dev_mat_of(&a->o), a->post, a->comb, true};
 
-    if (a->x.shape[0] == 0)
-        return;
-    if (x.n_hyper == 4)
-        DS4_CHAIN(write_kernel<4>, grid, HYPER_THREADS, 0, dev, x, ds4_dev_mat_of(&a->o), a->post,
-                  a->comb);
-    else
-        DS4_CHAIN(write_kernel<0>, grid, HYPER_THREADS, 0, dev, x, ds4_dev_mat_of(&a->o), a->post,
-                  a->comb);
+    write_rows(dev, &x, a->x.shape[0], &w);
 }

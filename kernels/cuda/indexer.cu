@@ -38,6 +38,28 @@ __device__ __forceinline__ int32_t visible_rows(const struct index_args &a, int3
     return (a.batch.pos[t] + 1) / a.ratio;
 }
 
+/* One head of one query, rotated and rounded as the keys are stored.  Block (x: head, y: token). */
+#define QUERY_THREADS 64
+static __global__ void __launch_bounds__(QUERY_THREADS)
+    query_kernel(struct ds4_dev_batch batch, float *q, int64_t q_tok, int64_t q_head, int32_t d,
+                 const float *freq, int32_t d_rope, enum ds4_row_format format)
+{
+    __shared__ float row[INDEX_MAX_DIM];
+    const int32_t t = blockIdx.y;
+    float *const mine = q + t * q_tok + blockIdx.x * q_head;
+
+    ds4_take_turn();
+    for (int32_t i = threadIdx.x; i < d; i += QUERY_THREADS)
+        row[i] = mine[i];
+    __syncthreads();
+    if (batch.entry[batch.entry_of[t]].active)
+        for (int32_t i = threadIdx.x; i < d_rope / 2; i += QUERY_THREADS)
+            ds4_dev_rotate(row + d - d_rope + 2 * i, freq[i], batch.pos[t], false);
+    ds4_dev_round_row(format, d, d_rope, row);
+    for (int32_t i = threadIdx.x; i < d; i += QUERY_THREADS)
+        mine[i] = row[i];
+}
+
 static __global__ void score_kernel(struct index_args a)
 {
     ds4_take_turn();
@@ -217,44 +239,7 @@ __device__ __forceinline__ uint32_t key_of(float score)
     return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-/* The key of rank k and how many equal to it are among the k largest; the whole block works. */
-__device__ uint32_t kth_key(const float *score, int32_t n, int32_t k, int32_t *n_equal)
-{
-    __shared__ uint32_t count[256];
-    __shared__ uint32_t prefix;
-    __shared__ int32_t left;
-
-    if (threadIdx.x == 0) {
-        prefix = 0;
-        left = k;
-    }
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        uint32_t mask = shift == 24 ? 0 : 0xffffffffu << (shift + 8), before;
-
-        count[threadIdx.x] = 0;
-        __syncthreads();
-        before = prefix;
-        for (int32_t i = threadIdx.x; i < n; i += INDEX_THREADS) {
-            uint32_t key = key_of(score[i]);
-
-            if ((key & mask) == before)
-                atomicAdd(&count[key >> shift & 255], 1u); /* integers: order does not matter */
-        }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            int digit = 255;
-
-            for (; digit > 0 && (int32_t)count[digit] < left; digit--)
-                left -= (int32_t)count[digit];
-            prefix |= (uint32_t)digit << shift;
-        }
-        __syncthreads();
-    }
-    *n_equal = left;
-    return prefix;
-}
-
-/* Exclusive sums over the block of two counts packed in one word (each below 2^16). */
+/* Exclusive sums over the block of words, or of two counts packed in one (each below 2^16). */
 __device__ __forceinline__ uint32_t block_scan(uint32_t mine, uint32_t *shared, uint32_t *total)
 {
     const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -276,6 +261,44 @@ __device__ __forceinline__ uint32_t block_scan(uint32_t mine, uint32_t *shared, 
     }
     *total = all;
     return before + sum - mine;
+}
+
+/* The key of rank k and how many equal to it are among the k largest; the whole block works.  Thread i
+ * counts digit 255 - i, so that the rank falls to the one thread whose running sum passes it. */
+__device__ uint32_t kth_key(const float *score, int32_t n, int32_t k, int32_t *n_equal,
+                            uint32_t *shared)
+{
+    __shared__ uint32_t count[256];
+    __shared__ uint32_t digit;
+    __shared__ int32_t rest;
+    uint32_t prefix = 0;
+    int32_t left = k;
+
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        const uint32_t mask = shift == 24 ? 0 : 0xffffffffu << (shift + 8);
+        uint32_t mine, above, all;
+
+        count[threadIdx.x] = 0;
+        __syncthreads();
+        for (int32_t i = threadIdx.x; i < n; i += INDEX_THREADS) {
+            const uint32_t key = key_of(score[i]);
+
+            if ((key & mask) == prefix)
+                atomicAdd(&count[key >> shift & 255], 1u); /* integers: order does not matter */
+        }
+        __syncthreads();
+        mine = count[255 - threadIdx.x];
+        above = block_scan(mine, shared, &all);
+        if ((int32_t)above < left && (int32_t)(above + mine) >= left) {
+            digit = 255 - threadIdx.x;
+            rest = left - (int32_t)above;
+        }
+        __syncthreads();
+        prefix |= digit << shift;
+        left = rest;
+    }
+    *n_equal = left;
+    return prefix;
 }
 
 static __global__ void select_kernel(struct index_args a)
@@ -300,7 +323,7 @@ static __global__ void select_kernel(struct index_args a)
             sel[i] = i;
         return;
     }
-    least = kth_key(score, n, a.top_k, &n_equal);
+    least = kth_key(score, n, a.top_k, &n_equal, shared);
     for (int32_t from = 0; from < n; from += INDEX_THREADS) {
         int32_t i = from + threadIdx.x;
         uint32_t key = i < n ? key_of(score[i]) : 0, total, at;
@@ -348,6 +371,11 @@ void ds4_cuda_index(struct ds4_device *dev, const struct ds4_index_args *a)
         return;
     if (a->pages.d > INDEX_MAX_DIM)
         ds4_cuda_fatal(__FILE__, __LINE__, "index", "keys wider than the kernel is sized for");
+    ds4_dev_spoil(dev, &a->q);
+    if (a->rope.freq != NULL)
+        DS4_CHAIN(query_kernel, dim3(args.n_head, dev->batch.n_tok), QUERY_THREADS, 0, dev,
+                  dev->batch, (float *)a->q.data, args.q_tok, args.q_head, a->pages.d, a->rope.freq,
+                  a->rope.d_rope, a->pages.format);
     /* By the shape of the step, so that its launches can be replayed. */
     args.max_rows = dev->shape.horizon / a->ratio;
     args.max_rows = args.max_rows > (int64_t)room ? (int64_t)room : args.max_rows;

@@ -451,8 +451,16 @@ static void run_fused(struct ds4_device *dev, const struct ds4_moe_args *a, stru
     shared.y[1] = up;
     shared.y_stride = d_shared;
     ds4_cuda_product(dev, DS4_FORM_INT8, &shared, r->used);
-    DS4_CHAIN(group_kernel, n_expert, THREADS, sizeof(uint32_t) * (size_t)ds4_div_up(n_expert, 32),
-              dev, dev->batch, a->id, a->weight, 0, n_use, a->n_used, *r);
+    if (n == 1 && a->n_used <= DS4_ONE_SLOTS) {
+        p.id = a->id;
+        p.id_weight = a->weight;
+    } else {
+        DS4_CHAIN(group_kernel, n_expert, THREADS,
+                  sizeof(uint32_t) * (size_t)ds4_div_up(n_expert, 32), dev, dev->batch, a->id,
+                  a->weight, 0, n_use, a->n_used, *r);
+    }
+    p.n_used = a->n_used;
+    p.n_expert = n_expert;
     p.batch = dev->batch;
     p.n_tok = n;
     p.d = a->down.n_row;
@@ -487,6 +495,7 @@ void ds4_cuda_moe(struct ds4_device *dev, const struct ds4_moe_args *a)
 
     if (a->n_used > MAX_USED)
         ds4_cuda_fatal(__FILE__, __LINE__, "moe", "more experts per token than the kernel sorts");
+    ds4_dev_spoil(dev, &a->y);
     for (int32_t i = 0; i < n_tok; i += step) {
         const int32_t n = n_tok - i < step ? n_tok - i : step;
         struct room r = carve(dev, n, a->n_used, a->gate.n_stack, a->gate.n_col, a->gate.n_row,
@@ -570,6 +579,7 @@ void ds4_cuda_moe_join(struct ds4_device *dev, const struct ds4_moe_args *a)
     const int32_t n_tok = dev->batch.n_tok, d = a->down.n_row, step = chunk_of(n_tok, a->n_used);
     const bool exact = dev->products == DS4_PRODUCTS_EXACT;
 
+    ds4_dev_spoil(dev, &a->y);
     for (int32_t i = 0; i < n_tok; i += step) {
         const int32_t n = n_tok - i < step ? n_tok - i : step;
         struct room r = carve_for(dev, a, n);

@@ -49,7 +49,21 @@ struct ds4_product {
     const int32_t *src; /* slot -> packed row; NULL: the slot itself */
     float *y[2];
     int64_t y_stride;
+    /* Streaming kernels, dense, n_w 2: rows and stride of the second matrix; 0: as the first. */
+    int32_t n_row2;
+    int64_t y_stride2;
 };
+
+static __host__ __device__ __forceinline__ int32_t ds4_product_rows(const struct ds4_product &p,
+                                                                    int z)
+{
+    return z == 1 && p.n_row2 != 0 ? p.n_row2 : p.n_row;
+}
+
+static __device__ __forceinline__ int64_t ds4_product_stride(const struct ds4_product &p, int z)
+{
+    return z == 1 && p.y_stride2 != 0 ? p.y_stride2 : p.y_stride;
+}
 
 /* Rows up to which a dense product streams the stored weights. */
 #define DS4_GEMV_MAX_ROWS 16

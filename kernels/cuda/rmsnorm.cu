@@ -57,6 +57,7 @@ void ds4_cuda_rmsnorm(struct ds4_device *dev, const struct ds4_rmsnorm_args *a)
 
     if (n == 0)
         return;
+    ds4_dev_spoil(dev, &a->y);
     DS4_CHAIN(rmsnorm_kernel, n,
               d > 2048   ? 512
               : d >= 512 ? 256

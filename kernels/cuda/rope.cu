@@ -42,6 +42,7 @@ void ds4_cuda_rope(struct ds4_device *dev, const struct ds4_rope_args *a)
 
     if (dev->batch.n_tok == 0)
         return;
+    ds4_dev_spoil(dev, &a->x);
     DS4_CHAIN(rope_kernel, grid, 128, 0, dev, dev->batch, (float *)a->x.data, a->x.stride[0],
               heads ? a->x.stride[1] : 0, d, a->rope.freq, a->rope.d_rope, a->inverse, a->unit_rms,
               a->eps);

@@ -26,6 +26,7 @@ void ds4_cuda_round(struct ds4_device *dev, const struct ds4_round_args *a)
         return;
     if (d > DS4_DEV_MAX_ROW)
         ds4_cuda_fatal(__FILE__, __LINE__, "round", "row wider than shared memory is sized for");
+    ds4_dev_spoil(dev, &a->x);
     /* Narrow rows come by the hundred thousand: a thread takes two values, and more rows share an SM. */
     DS4_CHAIN(round_kernel, n, d <= 128 ? 64 : 256, 0, dev, (float *)a->x.data, a->x.stride[0], d,
               a->d_rope, a->format);
@@ -36,14 +37,8 @@ static __global__ void ring_write_kernel(struct ds4_dev_batch batch, const float
 {
     ds4_take_turn();
     const int32_t t = blockIdx.x;
-    const struct ds4_dev_entry entry = batch.entry[batch.entry_of[t]];
-    const int32_t pos = batch.pos[t];
 
-    /* Only the last cap rows of an entry: older ones would be overwritten, in no fixed order. */
-    if (!entry.active || pos >= entry.cap_tok || pos + ring.cap < entry.base_pos + entry.n_row)
-        return;
-    ds4_dev_pack_row(ring.format, ring.d, ring.d_rope, x + (int64_t)t * stride,
-                     ds4_dev_ring_row(ring, entry.slot, pos));
+    ds4_dev_store_row(batch, batch.entry[batch.entry_of[t]], t, x + (int64_t)t * stride, ring);
 }
 
 void ds4_cuda_ring_write(struct ds4_device *dev, const struct ds4_ring_write_args *a)

@@ -194,6 +194,19 @@ __device__ __forceinline__ uint8_t *ds4_dev_ring_row(const struct ds4_ring &ring
     return (uint8_t *)ring.data + ((int64_t)slot * ring.cap + pos % ring.cap) * ring.row_bytes;
 }
 
+/* Stores row t of the step, which is its entry's, into a ring: only the last cap rows of an entry, older ones
+ * would be overwritten, in no fixed order.  The whole block works. */
+__device__ __forceinline__ void ds4_dev_store_row(const struct ds4_dev_batch &batch,
+                                                  const struct ds4_dev_entry &entry, int32_t t,
+                                                  const float *x, const struct ds4_ring &ring)
+{
+    const int32_t pos = batch.pos[t];
+
+    if (entry.active && pos < entry.cap_tok && pos + ring.cap >= entry.base_pos + entry.n_row)
+        ds4_dev_pack_row(ring.format, ring.d, ring.d_rope, x,
+                         ds4_dev_ring_row(ring, entry.slot, pos));
+}
+
 /* Row j of a sequence; NULL beyond its block table. */
 __device__ __forceinline__ uint8_t *ds4_dev_page_row(const struct ds4_pages &pages,
                                                      const struct ds4_dev_batch &batch,
