@@ -76,8 +76,7 @@ void ds4_cpu_latent(struct ds4_device *dev, const struct ds4_latent_args *a)
     const struct ds4_rmsnorm_args q = {.x = a->q, .w = a->q_norm, .eps = a->eps, .y = a->q};
     const struct ds4_rmsnorm_args kv = {.x = a->kv, .w = a->kv_norm, .eps = a->eps, .y = a->kv};
     const struct ds4_rope_args rotate = {.batch = a->batch, .x = a->kv, .rope = a->rope};
-    const struct ds4_round_args round = {
-        .x = a->kv, .format = a->format, .d_rope = a->rope.d_rope};
+    const struct ds4_round_args round = {.x = a->kv, .format = a->format, .d_rope = a->rope.d_rope};
 
     ds4_cpu_rmsnorm(dev, &q);
     ds4_cpu_rmsnorm(dev, &kv);
