@@ -33,6 +33,37 @@ static constexpr struct ds4_iq2_table ds4_iq2_make(void)
 
 static __device__ const struct ds4_iq2_table ds4_dev_iq2 = ds4_iq2_make();
 
+/* The same as byte-permute selectors: nibble k of select[i] is the level of value k (of three), nibble k of
+ * sign[s] is 4 where value k is negative: bit k of s, and of the seventh's parity for the eighth. */
+#define DS4_IQ2_SIGNS 128
+struct ds4_iq2_nibbles {
+    uint32_t select[DS4_IQ2_CODES];
+    uint32_t sign[DS4_IQ2_SIGNS];
+};
+
+static constexpr struct ds4_iq2_nibbles ds4_iq2_nibbles_make(void)
+{
+    constexpr uint16_t code[DS4_IQ2_CODES] = {DS4_IQ2_CODE_LIST};
+    struct ds4_iq2_nibbles t = {};
+
+    for (int i = 0; i < DS4_IQ2_CODES; i++) {
+        for (int j = 0; j < 8; j++)
+            t.select[i] |= (uint32_t)(code[i] >> 2 * j & 3) << 4 * j;
+    }
+    for (int i = 0; i < DS4_IQ2_SIGNS; i++) {
+        int n = 0;
+
+        for (int j = 0; j < 7; j++) {
+            t.sign[i] |= (uint32_t)(i >> j & 1) << (4 * j + 2);
+            n += i >> j & 1;
+        }
+        t.sign[i] |= (uint32_t)(n & 1) << 30;
+    }
+    return t;
+}
+
+static __device__ const struct ds4_iq2_nibbles ds4_dev_iq2_nibbles = ds4_iq2_nibbles_make();
+
 __device__ __forceinline__ float ds4_bits_f32(uint32_t bits)
 {
     return __uint_as_float(bits);

@@ -58,7 +58,7 @@ ds4_expert_fetch(const uint8_t *const (&row)[DS4_EXPERT_ROWS], int32_t n_col, in
  * has ended if the cursor needs nothing of it. */
 template <int D, int A, class Items, class Sink>
 static __device__ __forceinline__ void ds4_expert_stream(Items use, int32_t n_col, uint4 *ring,
-                                                         const uint64_t *grid, Sink sink)
+                                                         const struct ds4_iq2_room *room, Sink sink)
 {
     using shape = ds4_gemv_shape<D, DS4_EXPERT_ROWS>;
     constexpr int R = DS4_EXPERT_ROWS;
@@ -117,7 +117,7 @@ static __device__ __forceinline__ void ds4_expert_stream(Items use, int32_t n_co
             for (int r = 0; r < R; r++)
                 span[r] = ds4_shared_span{
                     (const uint32_t *)((const uint8_t *)(ring + now * stage) + r * shape::room),
-                    (uint32_t)((uintptr_t)(row[r] + (size_t)c * shape::chunk_bytes) & 15), grid};
+                    (uint32_t)((uintptr_t)(row[r] + (size_t)c * shape::chunk_bytes) & 15), room};
             if (A == 1 || n == 1)
                 ds4_gemv_int8<D, 1, R, A>(k, span, c * shape::chunk_units, n_unit, x, acc);
             else if (A == 2 || n == 2)
@@ -189,7 +189,7 @@ struct ds4_gate_items {
 template <int D, int A>
 static __device__ __forceinline__ void
 ds4_gate_slab(const struct ds4_experts &p, const struct ds4_dev_group &group, float weight,
-              int32_t slab, int32_t i, uint4 *ring, const uint64_t *grid, float (&middle)[A][DS4_EXPERT_SLAB])
+              int32_t slab, int32_t i, uint4 *ring, const struct ds4_iq2_room *room, float (&middle)[A][DS4_EXPERT_SLAB])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int32_t slot = group.first + i, n = min(A, group.n - i);
@@ -205,7 +205,7 @@ ds4_gate_slab(const struct ds4_experts &p, const struct ds4_dev_group &group, fl
                                          0};
 
     ds4_expert_stream<D, A>(
-        items, p.d, ring, grid, [&](const struct ds4_gate_items &item, auto &acc) {
+        items, p.d, ring, room, [&](const struct ds4_gate_items &item, auto &acc) {
             const float gate = ds4_expert_sums<A>(acc), up = __shfl_xor_sync(0xffffffffu, gate, 16);
             const int k = lane / (16 / A);
 
@@ -226,11 +226,11 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, A <= 2 ? 3 : 2)
     ds4_gate_kernel(const __grid_constant__ struct ds4_experts p)
 {
     extern __shared__ uint4 ds4_gate_room[];
-    __shared__ uint64_t grid_room[D == DS4_DTYPE_IQ2_XXS ? DS4_IQ2_CODES : 1];
+    __shared__ typename ds4_unit_room<D>::type unit_room;
     __shared__ float middle[A][DS4_EXPERT_SLAB];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int32_t n_slab = p.d_expert / DS4_EXPERT_SLAB, n_shared = p.d_shared / DS4_EXPERT_SLAB;
-    const uint64_t *grid = ds4_gemv_grid<D>(grid_room);
+    const struct ds4_iq2_room *const room = ds4_gemv_room(&unit_room);
 
     ds4_take_turn();
     if constexpr (A == 1) {
@@ -241,7 +241,7 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, A <= 2 ? 3 : 2)
             const struct ds4_dev_group group = {__shfl_sync(0xffffffffu, slots.expert, g), g, 1};
 
             ds4_gate_slab<D, A>(p, group, __shfl_sync(0xffffffffu, slots.weight, g), u % n_slab, 0,
-                                ds4_gate_room + warp * ds4_expert_ring<D>::words, grid, middle);
+                                ds4_gate_room + warp * ds4_expert_ring<D>::words, room, middle);
         }
     } else {
         for (int32_t u = blockIdx.x; u < p.n_group * n_slab; u += gridDim.x) {
@@ -251,7 +251,7 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, A <= 2 ? 3 : 2)
                 break; /* touched experts come first */
             for (int32_t i = 0; i < group.n; i += A)
                 ds4_gate_slab<D, A>(p, group, 0.0f, u % n_slab, i,
-                                    ds4_gate_room + warp * ds4_expert_ring<D>::words, grid, middle);
+                                    ds4_gate_room + warp * ds4_expert_ring<D>::words, room, middle);
         }
     }
     for (int32_t i = blockIdx.x * DS4_EXPERT_WARPS + warp; i < p.n_tok * n_shared;
@@ -344,7 +344,7 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 2)
     ds4_down_kernel(const __grid_constant__ struct ds4_experts p)
 {
     extern __shared__ uint4 ds4_down_room[];
-    __shared__ uint64_t grid_room[D == DS4_DTYPE_IQ2_XXS ? DS4_IQ2_CODES : 1];
+    __shared__ typename ds4_unit_room<D>::type unit_room;
     __shared__ float sums[DS4_EXPERT_WARPS][DS4_EXPERT_ROWS][DS4_EXPERTS_MAX_TOK];
     constexpr int words = ds4_expert_ring<D>::words > ds4_expert_ring<S>::words
                               ? ds4_expert_ring<D>::words
@@ -354,7 +354,7 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 2)
     const int32_t low = min(row0, p.d - 1), high = min(row0 + 1, p.d - 1);
     uint4 *const ring = ds4_down_room + warp * words;
     float(*const sum)[DS4_EXPERTS_MAX_TOK] = sums[warp];
-    const uint64_t *grid = ds4_gemv_grid<D>(grid_room);
+    const struct ds4_iq2_room *const room = ds4_gemv_room(&unit_room);
     struct ds4_down_items items = {};
 
     ds4_release_next();
@@ -366,7 +366,7 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 2)
     items.x_bytes = p.shared_middle.row_bytes;
     items.n_slot = p.n_tok;
     ds4_expert_stream<S, DS4_EXPERT_SLOTS>(
-        items, p.d_shared, ring, grid,
+        items, p.d_shared, ring, room,
         [&](const struct ds4_down_items &item, auto &acc) { ds4_down_add(item, NULL, acc, sum); });
     items.w = p.down + low * p.down_row_bytes;
     items.second = (high - low) * p.down_row_bytes;
@@ -376,7 +376,7 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 2)
     items.x = p.middle.data;
     items.x_bytes = p.middle.row_bytes;
     items.enter();
-    ds4_expert_stream<D, DS4_EXPERT_SLOTS>(items, p.d_expert, ring, grid,
+    ds4_expert_stream<D, DS4_EXPERT_SLOTS>(items, p.d_expert, ring, room,
                                            [&](const struct ds4_down_items &item, auto &acc) {
                                                ds4_down_add(item, p.token, acc, sum);
                                            });
@@ -434,7 +434,7 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 4)
     ds4_down_one_kernel(const __grid_constant__ struct ds4_experts p)
 {
     extern __shared__ uint4 ds4_down_room[];
-    __shared__ uint64_t grid_room[D == DS4_DTYPE_IQ2_XXS ? DS4_IQ2_CODES : 1];
+    __shared__ typename ds4_unit_room<D>::type unit_room;
     __shared__ float part[DS4_ONE_PAIRS][DS4_EXPERT_ROWS][DS4_ONE_SLOTS + 1];
     constexpr int words = ds4_expert_ring<D>::words > ds4_expert_ring<S>::words
                               ? ds4_expert_ring<D>::words
@@ -444,7 +444,7 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 4)
     const int32_t low = min(row0, p.d - 1), high = min(row0 + 1, p.d - 1);
     const int32_t first = (p.n_used + 1) / 3;
     uint4 *const ring = ds4_down_room + warp * words;
-    const uint64_t *grid = ds4_gemv_grid<D>(grid_room);
+    const struct ds4_iq2_room *const room = ds4_gemv_room(&unit_room);
     struct ds4_one_items items = {};
     struct ds4_one_slots slots;
     const auto keep = [&](const struct ds4_one_items &item, auto &acc, int32_t at) {
@@ -461,7 +461,7 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 4)
         items.x = p.shared_middle.data;
         items.end = 1;
         ds4_expert_stream<S, 1>(
-            items, p.d_shared, ring, grid,
+            items, p.d_shared, ring, room,
             [&](const struct ds4_one_items &item, auto &acc) { keep(item, acc, 0); });
     }
     ds4_wait_previous();
@@ -475,7 +475,7 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 4)
     items.slot = warp % 2 == 0 ? 0 : first;
     items.end = warp % 2 == 0 ? min(first, slots.n) : slots.n;
     ds4_expert_stream<D, 1>(
-        items, p.d_expert, ring, grid,
+        items, p.d_expert, ring, room,
         [&](const struct ds4_one_items &item, auto &acc) { keep(item, acc, 1); });
     __syncthreads();
     if (threadIdx.x < DS4_ONE_PAIRS * DS4_EXPERT_ROWS) {

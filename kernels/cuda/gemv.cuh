@@ -33,7 +33,8 @@ template <int D, int R> struct ds4_gemv_shape {
     static constexpr int chunk_bytes =
         chunk_units * DS4_UNIT / ds4_block_elems(D) * ds4_block_bytes(D);
     static constexpr int room = (chunk_bytes + 15) / 16 * 16 + 32; /* any start, a word to spare */
-    static constexpr int fit = 11264 / (R * room);                 /* 44 KiB over four warps */
+    /* 44 KiB over four warps, half of that beside the selectors. */
+    static constexpr int fit = (D == DS4_DTYPE_IQ2_XXS ? 5632 : 11264) / (R * room);
     static constexpr int stages = fit > 4 ? 4 : fit < 2 ? 2 : fit;
 };
 
@@ -106,12 +107,12 @@ ds4_gemv_fetch(const struct ds4_gemv_work &k, int32_t tile, int32_t c,
 template <int D, int R>
 static __device__ __forceinline__ struct ds4_shared_span
 ds4_gemv_span(const struct ds4_gemv_work &k, int32_t tile, int32_t c, int r, const uint4 *stage,
-              const uint64_t *grid)
+              const struct ds4_iq2_room *room)
 {
     const int32_t row = min(tile * R + r, k.n_row - 1);
     const uintptr_t p =
         (uintptr_t)k.w + (size_t)row * k.row_bytes + (size_t)c * ds4_gemv_shape<D, R>::chunk_bytes;
-    struct ds4_shared_span s = {(const uint32_t *)stage, (uint32_t)(p & 15), grid};
+    struct ds4_shared_span s = {(const uint32_t *)stage, (uint32_t)(p & 15), room};
 
     return s;
 }
@@ -268,7 +269,7 @@ template <int D, bool INT8, int N, int R>
 static __device__ __forceinline__ void
 ds4_gemv_rows(const struct ds4_gemv_work &k, const uint8_t *const (&inputs)[N], int32_t n_unit_all,
               float *y, int64_t y_stride, int32_t n_real,
-              uint4 (*ring)[R][ds4_gemv_shape<D, R>::room / 16], const uint64_t *grid)
+              uint4 (*ring)[R][ds4_gemv_shape<D, R>::room / 16], const struct ds4_iq2_room *room)
 {
     using shape = ds4_gemv_shape<D, R>;
     constexpr int P = ds4_gemv_pow2(N);
@@ -314,7 +315,7 @@ ds4_gemv_rows(const struct ds4_gemv_work &k, const uint8_t *const (&inputs)[N], 
         __syncwarp();
 #pragma unroll
         for (int r = 0; r < R; r++)
-            span[r] = ds4_gemv_span<D, R>(k, tile, c, r, ring[now][r], grid);
+            span[r] = ds4_gemv_span<D, R>(k, tile, c, r, ring[now][r], room);
         if constexpr (INT8)
             ds4_gemv_int8<D, N, R, N>(k, span, c * shape::chunk_units, n_unit_all, x, acc);
         else
@@ -344,16 +345,15 @@ ds4_gemv_rows(const struct ds4_gemv_work &k, const uint8_t *const (&inputs)[N], 
     ds4_async_wait<0>();
 }
 
-/* The IQ2_XXS vectors in shared memory, where 32 different look-ups meet 32 banks. */
-template <int D> static __device__ __forceinline__ const uint64_t *ds4_gemv_grid(uint64_t *room)
+/* The room filled; the whole block. */
+template <class ROOM>
+static __device__ __forceinline__ const struct ds4_iq2_room *ds4_gemv_room(ROOM *room)
 {
-    if constexpr (D == DS4_DTYPE_IQ2_XXS) {
-        for (int i = threadIdx.x; i < DS4_IQ2_CODES; i += blockDim.x)
-            room[i] = ds4_dev_iq2.vector[i];
+    const struct ds4_iq2_room *const filled = ds4_unit_fill(room);
+
+    if (filled != NULL)
         __syncthreads();
-        return room;
-    }
-    return NULL;
+    return filled;
 }
 
 template <int D, int R>
@@ -378,8 +378,8 @@ static __global__ void __launch_bounds__(32 * DS4_GEMV_WARPS)
     ds4_gemv_dense(const __grid_constant__ struct ds4_product p)
 {
     __shared__ struct ds4_gemv_ring<D, R> ring;
-    __shared__ uint64_t grid_room[D == DS4_DTYPE_IQ2_XXS ? DS4_IQ2_CODES : 1];
-    const uint64_t *grid = ds4_gemv_grid<D>(grid_room);
+    __shared__ typename ds4_unit_room<D>::type unit_room;
+    const struct ds4_iq2_room *const room = ds4_gemv_room(&unit_room);
     const struct ds4_gemv_work k =
         ds4_gemv_work_of<D, R>(p, blockIdx.y, (int32_t)blockIdx.y * p.x.part);
     const uint8_t *x[N];
@@ -390,14 +390,14 @@ static __global__ void __launch_bounds__(32 * DS4_GEMV_WARPS)
         x[n] = p.x.data + min(n, p.n - 1) * p.x.row_bytes;
     ds4_gemv_rows<D, INT8, N, R>(k, x, p.x.part * p.n_part, p.y[blockIdx.z] + blockIdx.y * p.n_row,
                                  ds4_product_stride(p, blockIdx.z), p.n,
-                                 ring.room[threadIdx.x / 32], grid);
+                                 ring.room[threadIdx.x / 32], room);
 }
 
 /* N slots of an expert from `slot` on. */
 template <int D, bool INT8, int N>
 static __device__ __forceinline__ void
 ds4_gemv_slots(const struct ds4_product &p, const struct ds4_gemv_work &k, int32_t slot, int32_t n,
-               uint4 (*ring)[1][ds4_gemv_shape<D, 1>::room / 16], const uint64_t *grid)
+               uint4 (*ring)[1][ds4_gemv_shape<D, 1>::room / 16], const struct ds4_iq2_room *room)
 {
     const uint8_t *x[N];
 
@@ -408,7 +408,7 @@ ds4_gemv_slots(const struct ds4_product &p, const struct ds4_gemv_work &k, int32
         x[i] = p.x.data + (p.src != NULL ? p.src[s] : s) * p.x.row_bytes;
     }
     ds4_gemv_rows<D, INT8, N, 1>(k, x, p.x.part, p.y[blockIdx.z] + slot * p.y_stride, p.y_stride, n,
-                                 ring, grid);
+                                 ring, room);
 }
 
 /* Experts: block (x: rows, y: group, z: matrix); a group's slots in tiles of four. */
@@ -418,24 +418,24 @@ static __global__ void __launch_bounds__(32 * DS4_GEMV_WARPS, 5)
 {
     ds4_take_turn();
     __shared__ struct ds4_gemv_ring<D, 1> ring;
-    __shared__ uint64_t grid_room[D == DS4_DTYPE_IQ2_XXS ? DS4_IQ2_CODES : 1];
+    __shared__ typename ds4_unit_room<D>::type unit_room;
     const struct ds4_dev_group group = p.group[blockIdx.y];
-    const uint64_t *grid;
+    const struct ds4_iq2_room *room;
     struct ds4_gemv_work k;
 
     if (group.n == 0)
         return;
-    grid = ds4_gemv_grid<D>(grid_room);
+    room = ds4_gemv_room(&unit_room);
     k = ds4_gemv_work_of<D, 1>(p, group.expert, 0);
     for (int32_t i = 0; i < group.n; i += 4) {
         const int32_t n = min(4, group.n - i), slot = group.first + i;
 
         if (n == 1)
-            ds4_gemv_slots<D, INT8, 1>(p, k, slot, n, ring.room[threadIdx.x / 32], grid);
+            ds4_gemv_slots<D, INT8, 1>(p, k, slot, n, ring.room[threadIdx.x / 32], room);
         else if (n == 2)
-            ds4_gemv_slots<D, INT8, 2>(p, k, slot, n, ring.room[threadIdx.x / 32], grid);
+            ds4_gemv_slots<D, INT8, 2>(p, k, slot, n, ring.room[threadIdx.x / 32], room);
         else
-            ds4_gemv_slots<D, INT8, 4>(p, k, slot, n, ring.room[threadIdx.x / 32], grid);
+            ds4_gemv_slots<D, INT8, 4>(p, k, slot, n, ring.room[threadIdx.x / 32], room);
     }
 }
 

@@ -84,7 +84,7 @@ static __device__ __forceinline__ void ds4_tile_fetch_raw(const struct ds4_produ
 template <int D, int BM>
 static __device__ __forceinline__ void
 ds4_tile_decode(const struct ds4_product &p, const struct ds4_tile_work &k, int32_t k0,
-                const uint8_t *raw, const uint64_t *grid, uint32_t (&pair)[16])
+                const uint8_t *raw, const struct ds4_iq2_room *room, uint32_t (&pair)[16])
 {
     constexpr int units = ds4_tile_shape<BM>::bk / DS4_UNIT;
     const int r = threadIdx.x / units;
@@ -106,14 +106,15 @@ ds4_tile_decode(const struct ds4_product &p, const struct ds4_tile_work &k, int3
     } else {
         const size_t skip = (size_t)(k0 / DS4_TILE_CHUNK) * ds4_tile_raw<D>::bytes;
         const struct ds4_shared_span span = {(const uint32_t *)(raw + r * ds4_tile_raw<D>::room),
-                                             (uint32_t)((uintptr_t)(stored + skip) & 15), grid};
-        float v[DS4_UNIT] = {};
+                                             (uint32_t)((uintptr_t)(stored + skip) & 15), room};
 
-        if (DS4_UNIT * unit < p.n_col)
-            ds4_unit_values<D>(span, unit % (DS4_TILE_CHUNK / DS4_UNIT), v);
+        if (DS4_UNIT * unit < p.n_col) {
+            ds4_unit_pairs<D>(span, unit % (DS4_TILE_CHUNK / DS4_UNIT), pair);
+        } else {
 #pragma unroll
-        for (int i = 0; i < 16; i++)
-            pair[i] = ds4_bf16_pair(v[2 * i], v[2 * i + 1]);
+            for (int i = 0; i < 16; i++)
+                pair[i] = 0;
+        }
     }
 }
 
@@ -221,10 +222,10 @@ ds4_tile_write(const struct ds4_product &p, const struct ds4_tile_work &k,
 template <int D, int BM>
 static __device__ __forceinline__ void ds4_tile_run(const struct ds4_product &p,
                                                     const struct ds4_tile_work &k,
-                                                    const uint64_t *grid, __nv_bfloat16 *room)
+                                                    const struct ds4_iq2_room *room, __nv_bfloat16 *space)
 {
     using shape = ds4_tile_shape<BM>;
-    __nv_bfloat16 *const w = room, *const x = room + shape::w_values;
+    __nv_bfloat16 *const w = space, *const x = space + shape::w_values;
     uint8_t *const raw = (uint8_t *)(x + 3 * shape::x_values);
     constexpr int stage = BM * ds4_tile_raw<D>::room;
     float acc[shape::wm][2 * shape::wn][4] = {};
@@ -253,7 +254,7 @@ static __device__ __forceinline__ void ds4_tile_run(const struct ds4_product &p,
                                           raw + (chunk + ahead) % stages * stage);
         }
         ds4_tile_fetch<BM>(p, k, k0 + 2 * shape::bk, x + (now + 2) % 3 * shape::x_values);
-        ds4_tile_decode<D, BM>(p, k, k0, raw + chunk % stages * stage, grid, pair);
+        ds4_tile_decode<D, BM>(p, k, k0, raw + chunk % stages * stage, room, pair);
         ds4_tile_store<BM>(w, pair);
         __syncthreads();
         ds4_tile_multiply<BM>(w, x + now * shape::x_values, k.n, acc);
@@ -272,16 +273,15 @@ static __global__ void __launch_bounds__(DS4_TILE_THREADS, 2)
 {
     ds4_take_turn();
     extern __shared__ uint4 ds4_tile_room[];
-    __shared__ uint64_t grid[D == DS4_DTYPE_IQ2_XXS ? DS4_IQ2_CODES : 1];
-    __nv_bfloat16 *const room = (__nv_bfloat16 *)ds4_tile_room;
+    __shared__ typename ds4_unit_room<D>::type unit_room;
+    __nv_bfloat16 *const space = (__nv_bfloat16 *)ds4_tile_room;
+    const struct ds4_iq2_room *room;
     const int z = blockIdx.z % p.n_w;
     struct ds4_tile_work k = {p.w[z], (int32_t)blockIdx.x * BM, 0, 0, 0, p.y[z]};
 
-    if (D == DS4_DTYPE_IQ2_XXS) { /* the first barrier of ds4_tile_run comes after a use */
-        for (int i = threadIdx.x; i < DS4_IQ2_CODES; i += DS4_TILE_THREADS)
-            grid[i] = ds4_dev_iq2.vector[i];
-        __syncthreads();
-    }
+    if (p.group != NULL && p.group[blockIdx.y].n == 0)
+        return;
+    room = ds4_unit_fill(&unit_room); /* the first barrier comes before the first use */
     if (p.group != NULL) {
         const struct ds4_dev_group group = p.group[blockIdx.y];
 
@@ -289,7 +289,7 @@ static __global__ void __launch_bounds__(DS4_TILE_THREADS, 2)
         for (int32_t i = 0; i < group.n; i += DS4_TILE_N) {
             k.slot0 = group.first + i;
             k.n = min(DS4_TILE_N, group.n - i);
-            ds4_tile_run<D, BM>(p, k, grid, room);
+            ds4_tile_run<D, BM>(p, k, room, space);
         }
         return;
     }
@@ -298,7 +298,7 @@ static __global__ void __launch_bounds__(DS4_TILE_THREADS, 2)
     k.part = blockIdx.y;
     k.slot0 = blockIdx.z / p.n_w * DS4_TILE_N;
     k.n = min(DS4_TILE_N, p.n - k.slot0);
-    ds4_tile_run<D, BM>(p, k, grid, room);
+    ds4_tile_run<D, BM>(p, k, room, space);
 }
 
 template <int D, int BM>

@@ -13,11 +13,61 @@
 
 #define DS4_UNIT 32
 
+/* The IQ2_XXS selectors in shared memory.  Lanes look up different entries, and with one copy of each a bank
+ * would serve 3.5 lanes one after the other: copies lie side by side, two lanes share one (of the signs,
+ * four). */
+#define DS4_IQ2_COPIES 16
+#define DS4_IQ2_TWINS  8 /* copies of the signs */
+struct ds4_iq2_room {
+    uint32_t select[DS4_IQ2_CODES * DS4_IQ2_COPIES];
+    uint32_t sign[DS4_IQ2_SIGNS * DS4_IQ2_TWINS];
+};
+struct ds4_no_room {
+};
+
+/* What a block of threads keeps in shared memory to decode D. */
+template <int D> struct ds4_unit_room {
+    using type = struct ds4_no_room;
+};
+template <> struct ds4_unit_room<DS4_DTYPE_IQ2_XXS> {
+    using type = struct ds4_iq2_room;
+};
+
+/* Fills it; a barrier must follow. */
+static __device__ __forceinline__ const struct ds4_iq2_room *
+ds4_unit_fill(struct ds4_iq2_room *room)
+{
+    for (int i = threadIdx.x; i < DS4_IQ2_CODES * DS4_IQ2_COPIES; i += blockDim.x)
+        room->select[i] = __ldg(ds4_dev_iq2_nibbles.select + i / DS4_IQ2_COPIES);
+    for (int i = threadIdx.x; i < DS4_IQ2_SIGNS * DS4_IQ2_TWINS; i += blockDim.x)
+        room->sign[i] = __ldg(ds4_dev_iq2_nibbles.sign + i / DS4_IQ2_TWINS);
+    return room;
+}
+
+static __device__ __forceinline__ const struct ds4_iq2_room *ds4_unit_fill(struct ds4_no_room *room)
+{
+    (void)room;
+    return NULL;
+}
+
+/* Selectors of the eight values of group j of a unit: levels of its code, signs of its seven bits. */
+template <int j>
+static __device__ __forceinline__ uint32_t ds4_iq2_select(const struct ds4_iq2_room *room,
+                                                          uint32_t index, uint32_t sign)
+{
+    const uint32_t lane = threadIdx.x % 32, mine = lane / 2 * 4, twin = lane / 4 * 4;
+    const uint32_t i = j == 0 ? index << 6 : index >> (8 * j > 6 ? 8 * j - 6 : 0);
+    const uint32_t s = j == 0 ? sign << 5 : sign >> (7 * j > 5 ? 7 * j - 5 : 0);
+
+    return *(const uint32_t *)((const uint8_t *)room->select + ((i & 0x3fc0) | mine)) |
+           *(const uint32_t *)((const uint8_t *)room->sign + ((s & 0xfe0) | twin));
+}
+
 /* Bytes staged in shared memory; up to four bytes behind the last may be read (and are ignored). */
 struct ds4_shared_span {
     const uint32_t *word;
     uint32_t at;
-    const uint64_t *grid; /* IQ2_XXS */
+    const struct ds4_iq2_room *room; /* IQ2_XXS */
 
     __device__ __forceinline__ uint32_t u32(uint32_t o) const
     {
@@ -39,7 +89,6 @@ struct ds4_shared_span {
 struct ds4_global_span {
     const uint32_t *word;
     uint32_t at;
-    const uint64_t *grid;
 
     __device__ __forceinline__ uint32_t wide(uint32_t o, uint32_t last) const
     {
@@ -62,10 +111,27 @@ struct ds4_global_span {
     }
 };
 
+/* Selectors by code and sign bits, from where the span has them. */
+static __device__ __forceinline__ uint32_t ds4_iq2_pick(const struct ds4_shared_span &b,
+                                                        uint32_t index, uint32_t sign)
+{
+    const uint32_t lane = threadIdx.x % 32;
+
+    return b.room->select[index * DS4_IQ2_COPIES + lane / 2] |
+           b.room->sign[sign * DS4_IQ2_TWINS + lane / 4];
+}
+
+static __device__ __forceinline__ uint32_t ds4_iq2_pick(const struct ds4_global_span &b,
+                                                        uint32_t index, uint32_t sign)
+{
+    (void)b;
+    return __ldg(ds4_dev_iq2_nibbles.select + index) | __ldg(ds4_dev_iq2_nibbles.sign + sign);
+}
+
 static __device__ __forceinline__ struct ds4_global_span ds4_span_of(const uint8_t *p)
 {
     uint32_t at = (uint32_t)((uintptr_t)p & 3);
-    struct ds4_global_span s = {(const uint32_t *)(p - at), at, ds4_dev_iq2.vector};
+    struct ds4_global_span s = {(const uint32_t *)(p - at), at};
 
     return s;
 }
@@ -138,13 +204,10 @@ static __device__ __forceinline__ uint32_t ds4_fp4_word(uint32_t q, bool high)
     return __byte_perm(part[0], part[1], high ? 0x7531 : 0x6420);
 }
 
-/* Four signed bytes of the IQ2_XXS vector: bit k of sign negates byte k.  No byte is zero, so the sum
- * carries nowhere. */
-static __device__ __forceinline__ uint32_t ds4_iq2_word(uint32_t bytes, uint32_t sign)
+/* Four signed bytes of an IQ2_XXS vector by the low four nibbles of its selectors: 8, 25, 43 or minus. */
+static __device__ __forceinline__ uint32_t ds4_iq2_bytes(uint32_t select)
 {
-    uint32_t one = sign * 0x00204081u & 0x01010101u;
-
-    return (bytes ^ one * 0xff) + one;
+    return __byte_perm(0x002b1908u, 0x00d5e7f8u, select);
 }
 
 /* Values 4j .. 4j + 3 of unit u as int8. */
@@ -185,9 +248,7 @@ static __device__ __forceinline__ uint32_t ds4_unit_word(const S &b, uint32_t u,
         uint32_t index = b.u32(super + 2 + 8 * v) >> 8 * (j / 2) & 255;
         uint32_t sign = b.u32(super + 6 + 8 * v) >> 7 * (j / 2) & 127;
 
-        sign |= (uint32_t)(__popc(sign) & 1) << 7;
-        return ds4_iq2_word(((const uint32_t *)b.grid)[2 * index + j % 2],
-                            sign >> 4 * (j % 2) & 15);
+        return ds4_iq2_bytes(ds4_iq2_pick(b, index, sign) >> 16 * (j % 2));
     }
     return 0;
 }
@@ -241,7 +302,8 @@ static __device__ __forceinline__ void ds4_unit_scale(const S &b, uint32_t u, ui
     }
 }
 
-/* The eight words of unit u.  Q8_0: neighbouring words share their loads, which the compiler cannot see. */
+/* The eight words of unit u.  Q8_0, Q2_K: neighbouring words share their loads, which the compiler cannot
+ * see. */
 template <int D>
 static __device__ __forceinline__ void ds4_unit_words(const struct ds4_shared_span &b, uint32_t u,
                                                       uint32_t (&q)[8])
@@ -261,15 +323,27 @@ static __device__ __forceinline__ void ds4_unit_words(const struct ds4_shared_sp
     } else if constexpr (D == DS4_DTYPE_IQ2_XXS) {
         const uint32_t at = u / 8 * ds4_block_bytes(D) + 2 + 8 * (u % 8);
         const uint32_t index = b.u32(at), sign = b.u32(at + 4);
+        const uint32_t select[4] = {
+            ds4_iq2_select<0>(b.room, index, sign), ds4_iq2_select<1>(b.room, index, sign),
+            ds4_iq2_select<2>(b.room, index, sign), ds4_iq2_select<3>(b.room, index, sign)};
 
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const uint2 v = ((const uint2 *)b.grid)[index >> 8 * j & 255];
-            uint32_t s = sign >> 7 * j & 127;
+            q[2 * j] = ds4_iq2_bytes(select[j]);
+            q[2 * j + 1] = ds4_iq2_bytes(select[j] >> 16);
+        }
+    } else if constexpr (D == DS4_DTYPE_Q2_K) {
+        const uint32_t v = u % 8, s = 2 * (v % 4);
+        const uint32_t at = b.at + u / 8 * ds4_block_bytes(D) + 16 + 32 * (v / 4);
+        const uint32_t shift = (at & 3) * 8, *const word = b.word + (at >> 2);
+        uint32_t low = word[0];
 
-            s |= (uint32_t)(__popc(s) & 1) << 7;
-            q[2 * j] = ds4_iq2_word(v.x, s & 15);
-            q[2 * j + 1] = ds4_iq2_word(v.y, s >> 4);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const uint32_t high = word[j + 1];
+
+            q[j] = __funnelshift_r(low, high, shift) >> s & 0x03030303u;
+            low = high;
         }
     } else {
 #pragma unroll
@@ -307,6 +381,79 @@ static __device__ __forceinline__ void ds4_unit_values(const struct ds4_shared_s
         v[i] = __fmul_rn(s[h], ds4_byte_f32(q[i / 4] ^ 0x80808080u, i % 4));
         if (ds4_has_min(D))
             v[i] = __fsub_rn(v[i], m[h]);
+    }
+}
+
+/* Four bf16 values as bytes: low ones in x, high ones in y, for a byte permute to choose from. */
+static __device__ __forceinline__ uint2 ds4_levels(float a, float b, float c, float d)
+{
+    const __nv_bfloat162 low = __floats2bfloat162_rn(a, b), high = __floats2bfloat162_rn(c, d);
+    const uint32_t x = *(const uint32_t *)&low, y = *(const uint32_t *)&high;
+
+    return make_uint2(__byte_perm(x, y, 0x6420), __byte_perm(x, y, 0x7531));
+}
+
+/* All values of unit u of a quantised format as bf16 pairs: the bits of rounding ds4_unit_values.  The formats
+ * of few levels round those and permute bytes: 1.5 instructions a value instead of five. */
+template <int D>
+static __device__ __forceinline__ void ds4_unit_pairs(const struct ds4_shared_span &b, uint32_t u,
+                                                      uint32_t (&pair)[16])
+{
+    if constexpr (D == DS4_DTYPE_IQ2_XXS) {
+        const uint32_t at = u / 8 * ds4_block_bytes(D) + 2 + 8 * (u % 8);
+        const uint32_t index = b.u32(at), sign = b.u32(at + 4);
+        const uint32_t select[4] = {
+            ds4_iq2_select<0>(b.room, index, sign), ds4_iq2_select<1>(b.room, index, sign),
+            ds4_iq2_select<2>(b.room, index, sign), ds4_iq2_select<3>(b.room, index, sign)};
+        float s, m;
+        uint2 level;
+        uint32_t minus;
+
+        ds4_unit_scale<D>(b, u, 0, &s, &m);
+        level = ds4_levels(__fmul_rn(s, 8.0f), __fmul_rn(s, 25.0f), __fmul_rn(s, 43.0f), 0.0f);
+        minus = level.y ^ 0x80808080u;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const uint32_t four = select[i / 2] >> 16 * (i % 2);
+            const uint32_t low = __byte_perm(level.x, level.x, four);
+            const uint32_t high = __byte_perm(level.y, minus, four);
+
+            pair[2 * i] = __byte_perm(low, high, 0x5140);
+            pair[2 * i + 1] = __byte_perm(low, high, 0x7362);
+        }
+    } else if constexpr (D == DS4_DTYPE_Q2_K) {
+        uint32_t q[8];
+        uint2 level[2];
+
+        ds4_unit_words<D>(b, u, q);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float s, m;
+
+            ds4_unit_scale<D>(b, u, h, &s, &m);
+            level[h] = ds4_levels(__fsub_rn(__fmul_rn(s, 0.0f), m), __fsub_rn(s, m),
+                                  __fsub_rn(__fmul_rn(s, 2.0f), m),
+                                  __fsub_rn(__fmul_rn(s, 3.0f), m));
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const uint2 v = level[i / 4];
+            /* Value v as nibbles v and v + 4: its low and its high byte. */
+            const uint32_t select = q[i] * 0x11u + 0x40404040u;
+
+            pair[2 * i] = __byte_perm(v.x, v.y, select);
+            pair[2 * i + 1] = __byte_perm(v.x, v.y, select >> 16);
+        }
+    } else {
+        float v[DS4_UNIT];
+
+        ds4_unit_values<D>(b, u, v);
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const __nv_bfloat162 two = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
+
+            pair[i] = *(const uint32_t *)&two;
+        }
     }
 }
 
