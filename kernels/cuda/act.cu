@@ -100,8 +100,8 @@ uint8_t *ds4_dev_keep(struct ds4_device *dev, enum ds4_dev_keep what, const stru
 }
 
 /* The packed form of the first n rows of x, NULL if it is not kept. */
-static const uint8_t *find_kept(const struct ds4_device *dev, const struct ds4_dev_mat *x, int32_t n,
-                                int32_t n_col)
+static const uint8_t *find_kept(const struct ds4_device *dev, const struct ds4_dev_mat *x,
+                                int32_t n, int32_t n_col)
 {
     for (int i = 0; i < DS4_DEV_N_KEEP; i++) {
         const struct ds4_dev_kept *k = &dev->kept[i];

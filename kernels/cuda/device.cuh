@@ -123,7 +123,8 @@ void *ds4_dev_carve(struct ds4_device *dev, size_t bytes, size_t *used);
 const int32_t *ds4_dev_put_ids(struct ds4_device *dev, const int32_t *host, int32_t n);
 
 /* Where the operation that makes `rows` is to pack them; NULL: nobody wants them packed.  Marks them kept. */
-uint8_t *ds4_dev_keep(struct ds4_device *dev, enum ds4_dev_keep what, const struct ds4_tensor *rows);
+uint8_t *ds4_dev_keep(struct ds4_device *dev, enum ds4_dev_keep what,
+                      const struct ds4_tensor *rows);
 /* Kept rows that `rows` overlaps are no longer. */
 void ds4_dev_spoil(struct ds4_device *dev, const struct ds4_tensor *rows);
 void ds4_dev_spoil_bytes(struct ds4_device *dev, const void *data, size_t bytes);

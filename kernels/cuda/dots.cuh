@@ -149,8 +149,8 @@ static void ds4_dots_launch(struct ds4_device *dev, const struct ds4_product *p)
 
     /* Four rows a block once that fills the card. */
     if (n_row * p->n_part * p->n_w >= 8 * dev->n_sm)
-        DS4_CHAIN((ds4_dots_kernel<D, N, 4, T>), dim3(ds4_div_up(n_row, 4), p->n_part, p->n_w),
-                  T, 0, dev, *p);
+        DS4_CHAIN((ds4_dots_kernel<D, N, 4, T>), dim3(ds4_div_up(n_row, 4), p->n_part, p->n_w), T,
+                  0, dev, *p);
     else
         DS4_CHAIN((ds4_dots_kernel<D, N, 1, T>), dim3(n_row, p->n_part, p->n_w), T, 0, dev, *p);
 }

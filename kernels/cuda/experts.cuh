@@ -189,7 +189,8 @@ struct ds4_gate_items {
 template <int D, int A>
 static __device__ __forceinline__ void
 ds4_gate_slab(const struct ds4_experts &p, const struct ds4_dev_group &group, float weight,
-              int32_t slab, int32_t i, uint4 *ring, const struct ds4_iq2_room *room, float (&middle)[A][DS4_EXPERT_SLAB])
+              int32_t slab, int32_t i, uint4 *ring, const struct ds4_iq2_room *room,
+              float (&middle)[A][DS4_EXPERT_SLAB])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int32_t slot = group.first + i, n = min(A, group.n - i);

@@ -22,7 +22,7 @@ struct ds4_experts {
     const float *id_weight;
     int32_t n_used;
     int32_t n_expert;
-    struct ds4_packed x;  /* [n_tok] rows of d */
+    struct ds4_packed x; /* [n_tok] rows of d */
     const uint8_t *gate;
     const uint8_t *up;
     size_t gate_row_bytes;

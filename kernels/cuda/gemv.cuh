@@ -15,7 +15,8 @@
 #include "kernels/cuda/product.cuh"
 #include "kernels/cuda/unit.cuh"
 
-#define DS4_GEMV_WARPS 4
+#define DS4_GEMV_WARPS  4
+#define DS4_GEMV_BLOCKS 8 /* on an SM */
 
 /* Units a lane holds in one chunk, so that a chunk has about 1 KiB. */
 __host__ __device__ constexpr int ds4_gemv_units(int dtype)
@@ -441,13 +442,13 @@ static __global__ void __launch_bounds__(32 * DS4_GEMV_WARPS, 5)
 
 /* ---- launch ---------------------------------------------------------------------------------------- */
 
-/* Blocks along x: about one full wave (eight blocks an SM) over all parts and matrices, every warp
+/* Blocks along x: about one full wave (`per_sm` blocks an SM) over all parts and matrices, every warp
  * with the same number of row tiles. */
 static inline dim3 ds4_gemv_grid_of(const struct ds4_device *dev, const struct ds4_product *p,
-                                    int rows)
+                                    int rows, int per_sm)
 {
     const int n_tile = ds4_div_up(p->n_row > p->n_row2 ? p->n_row : p->n_row2, rows);
-    const int others = p->n_part * p->n_w, wanted = ds4_div_up(8 * dev->n_sm, others);
+    const int others = p->n_part * p->n_w, wanted = ds4_div_up(per_sm * dev->n_sm, others);
     const int each = ds4_div_up(n_tile, wanted * DS4_GEMV_WARPS);
 
     return dim3(ds4_div_up(n_tile, each * DS4_GEMV_WARPS), p->n_part, p->n_w);
@@ -456,8 +457,29 @@ static inline dim3 ds4_gemv_grid_of(const struct ds4_device *dev, const struct d
 template <int D, bool INT8, int N, int R>
 static void ds4_gemv_launch(struct ds4_device *dev, const struct ds4_product *p)
 {
-    DS4_CHAIN((ds4_gemv_dense<D, INT8, N, R>), ds4_gemv_grid_of(dev, p, R), 32 * DS4_GEMV_WARPS, 0,
-              dev, *p);
+    int per_sm =
+        0; /* many inputs take registers: a second wave of few blocks would take as long as the first */
+
+    DS4_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, (ds4_gemv_dense<D, INT8, N, R>),
+                                                           32 * DS4_GEMV_WARPS, 0));
+    per_sm = per_sm < 1 ? 1 : per_sm > DS4_GEMV_BLOCKS ? DS4_GEMV_BLOCKS : per_sm;
+    DS4_CHAIN((ds4_gemv_dense<D, INT8, N, R>), ds4_gemv_grid_of(dev, p, R, per_sm),
+              32 * DS4_GEMV_WARPS, 0, dev, *p);
+}
+
+/* One input: where every warp has several rows of Q8_0 it takes two at once, which share the input's loads. */
+template <int D, bool INT8>
+static void ds4_gemv_launch_one(struct ds4_device *dev, const struct ds4_product *p)
+{
+    const int64_t rows = (int64_t)p->n_row * p->n_part * p->n_w;
+
+    if constexpr (D == DS4_DTYPE_Q8_0) {
+        if (rows >= (int64_t)4 * DS4_GEMV_BLOCKS * DS4_GEMV_WARPS * dev->n_sm) {
+            ds4_gemv_launch<D, INT8, 1, 2>(dev, p);
+            return;
+        }
+    }
+    ds4_gemv_launch<D, INT8, 1, 1>(dev, p);
 }
 
 /* Any number of inputs: experts in one launch, dense inputs in tiles of eight. */
@@ -467,8 +489,8 @@ static void ds4_gemv_run(struct ds4_device *dev, const struct ds4_product *p)
     constexpr int R = INT8 ? 2 : 1; /* rows a warp takes at once where inputs are many */
 
     if (p->group != NULL) {
-        DS4_CHAIN((ds4_gemv_experts<D, INT8>), ds4_gemv_grid_of(dev, p, 1), 32 * DS4_GEMV_WARPS, 0,
-                  dev, *p);
+        DS4_CHAIN((ds4_gemv_experts<D, INT8>), ds4_gemv_grid_of(dev, p, 1, DS4_GEMV_BLOCKS),
+                  32 * DS4_GEMV_WARPS, 0, dev, *p);
         return;
     }
     for (int32_t i = 0; i < p->n; i += 8) {
@@ -480,7 +502,7 @@ static void ds4_gemv_run(struct ds4_device *dev, const struct ds4_product *p)
         q.y[1] += i * (p->y_stride2 != 0 ? p->y_stride2 : p->y_stride);
         switch (q.n) {
         case 1:
-            ds4_gemv_launch<D, INT8, 1, 1>(dev, &q);
+            ds4_gemv_launch_one<D, INT8>(dev, &q);
             break;
         case 2:
             ds4_gemv_launch<D, INT8, 2, 1>(dev, &q);

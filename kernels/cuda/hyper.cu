@@ -272,8 +272,7 @@ __device__ __forceinline__ void sinkhorn4(float (&c)[16], int32_t iters, float e
         }
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const float r =
-                __fdividef(1.0f, ((c[k] + c[4 + k]) + (c[8 + k] + c[12 + k])) + eps);
+            const float r = __fdividef(1.0f, ((c[k] + c[4 + k]) + (c[8 + k] + c[12 + k])) + eps);
 
 #pragma unroll
             for (int j = 0; j < 4; j++)
@@ -442,8 +441,7 @@ static __global__ void __launch_bounds__(READ_THREADS)
 }
 
 /* N: streams, 0 for any number. */
-template <int N>
-static __global__ void write_kernel(struct streams x, struct write_args w)
+template <int N> static __global__ void write_kernel(struct streams x, struct write_args w)
 {
     const int32_t t = blockIdx.y, n = N > 0 ? N : x.n_hyper;
     const int32_t c = blockIdx.x * blockDim.x + threadIdx.x;
@@ -456,9 +454,9 @@ static __global__ void write_kernel(struct streams x, struct write_args w)
         old[j] = ds4_mat_get(x.mat, t, (int64_t)j * x.d + c);
     out = ds4_mat_get(w.o, t, c);
     for (int32_t k = 0; k < n; k++)
-        ds4_mat_set(x.mat, t, (int64_t)k * x.d + c,
-                    write_value(w.post + (int64_t)t * n, w.comb + (int64_t)t * n * n, n, k, out,
-                                old));
+        ds4_mat_set(
+            x.mat, t, (int64_t)k * x.d + c,
+            write_value(w.post + (int64_t)t * n, w.comb + (int64_t)t * n * n, n, k, out, old));
 }
 
 static int32_t n_slices(int32_t n_hyper, int32_t d)

@@ -24,8 +24,8 @@ struct latent {
 };
 
 /* v[k] = w * x * rsqrt(mean(x^2) + eps) at threadIdx.x + k * THREADS. */
-static __device__ __forceinline__ void norm_row(const float *x, const float *w, int32_t d, float eps,
-                                                float *shared, float (&v)[EACH])
+static __device__ __forceinline__ void norm_row(const float *x, const float *w, int32_t d,
+                                                float eps, float *shared, float (&v)[EACH])
 {
     float g[EACH], square = 0.0f, factor;
 

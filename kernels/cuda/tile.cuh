@@ -220,9 +220,9 @@ ds4_tile_write(const struct ds4_product &p, const struct ds4_tile_work &k,
 
 /* One tile of BM rows times at most 64 inputs over all of K. */
 template <int D, int BM>
-static __device__ __forceinline__ void ds4_tile_run(const struct ds4_product &p,
-                                                    const struct ds4_tile_work &k,
-                                                    const struct ds4_iq2_room *room, __nv_bfloat16 *space)
+static __device__ __forceinline__ void
+ds4_tile_run(const struct ds4_product &p, const struct ds4_tile_work &k,
+             const struct ds4_iq2_room *room, __nv_bfloat16 *space)
 {
     using shape = ds4_tile_shape<BM>;
     __nv_bfloat16 *const w = space, *const x = space + shape::w_values;

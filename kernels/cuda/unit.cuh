@@ -431,9 +431,9 @@ static __device__ __forceinline__ void ds4_unit_pairs(const struct ds4_shared_sp
             float s, m;
 
             ds4_unit_scale<D>(b, u, h, &s, &m);
-            level[h] = ds4_levels(__fsub_rn(__fmul_rn(s, 0.0f), m), __fsub_rn(s, m),
-                                  __fsub_rn(__fmul_rn(s, 2.0f), m),
-                                  __fsub_rn(__fmul_rn(s, 3.0f), m));
+            level[h] =
+                ds4_levels(__fsub_rn(__fmul_rn(s, 0.0f), m), __fsub_rn(s, m),
+                           __fsub_rn(__fmul_rn(s, 2.0f), m), __fsub_rn(__fmul_rn(s, 3.0f), m));
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) {

@@ -218,6 +218,7 @@ static const struct gemm_case gemm_cases[] = {
     {DS4_DTYPE_Q8_0, 1024, 4096, 1, 0, 0, 0, 0, true, false},
     {DS4_DTYPE_Q8_0, 520, 1024, 8, 0, 0, 0, 0, false, false},
     {DS4_DTYPE_Q8_0, 65, 96, 1, 2, 1, 3, 5, false, false},
+    {DS4_DTYPE_Q8_0, 17003, 96, 1, 2, 0, 0, 0, false, false}, /* two rows a warp: bits as of one */
     {DS4_DTYPE_Q8_0, 37, 4096, 1, 34, 0, 0, 0, false, true},
     {DS4_DTYPE_Q4_0, 33, 96, 1, 2, 0, 0, 0, false, false},
     {DS4_DTYPE_Q2_K, 259, 2048, 1, 0, 0, 0, 0, false, false},
