@@ -555,17 +555,27 @@ void ds4_cluster_pipe_offer(struct ds4_cluster *c, const struct ds4_peer *from, 
         c->port.send_pipe_id(c->port.owner, &c->worker[s].peer, generation, id);
 }
 
+/* What comes from a stage of another generation, or of none, is counted and dropped. */
+static bool is_of_generation(struct ds4_cluster *c, const struct ds4_peer *from,
+                             uint32_t generation, int64_t now_ns)
+{
+    struct ds4_worker *w = find_worker(c, from);
+
+    if (w == NULL || c->bond != DS4_BOND_TOGETHER || generation != c->generation) {
+        ds4_metric_add(c->config.metrics, DS4_M_ZMQ_DROPPED, 1, "generation");
+        return false;
+    }
+    w->heard_ns = now_ns;
+    return true;
+}
+
 void ds4_cluster_tokens(struct ds4_cluster *c, const struct ds4_peer *from,
                         const struct ds4_tokens_out *out, int64_t now_ns)
 {
-    struct ds4_worker *w = find_worker(c, from);
     struct ds4_err err = {0};
 
-    if (w == NULL || c->bond != DS4_BOND_TOGETHER || out->generation != c->generation) {
-        ds4_metric_add(c->config.metrics, DS4_M_ZMQ_DROPPED, 1, "generation");
+    if (!is_of_generation(c, from, out->generation, now_ns))
         return;
-    }
-    w->heard_ns = now_ns;
     if (from->stage != c->config.n_stage - 1)
         ds4_fail(&err, DS4_E_PROTOCOL, "tokens from stage %d, which is not the last", from->stage);
     else if (ds4_sched_tokens(c->sched, out, now_ns, &err) == 0)
@@ -592,14 +602,10 @@ static const char *fault_code(const char *message)
 void ds4_cluster_step_done(struct ds4_cluster *c, const struct ds4_peer *from,
                            const struct ds4_step_done *done, int64_t now_ns)
 {
-    struct ds4_worker *w = find_worker(c, from);
     struct ds4_err err = {0};
 
-    if (w == NULL || c->bond != DS4_BOND_TOGETHER || done->generation != c->generation) {
-        ds4_metric_add(c->config.metrics, DS4_M_ZMQ_DROPPED, 1, "generation");
+    if (!is_of_generation(c, from, done->generation, now_ns))
         return;
-    }
-    w->heard_ns = now_ns;
     if (ds4_sched_step_done(c->sched, from->stage, done, &err) == 0)
         return;
     ds4_metric_add(c->config.metrics, DS4_M_KV_INVARIANT_FAILURES, 1, "I6");
@@ -609,14 +615,10 @@ void ds4_cluster_step_done(struct ds4_cluster *c, const struct ds4_peer *from,
 void ds4_cluster_kv_done(struct ds4_cluster *c, const struct ds4_peer *from,
                          const struct ds4_kv_done *done, int64_t now_ns)
 {
-    struct ds4_worker *w = find_worker(c, from);
     struct ds4_err err = {0};
 
-    if (w == NULL || c->bond != DS4_BOND_TOGETHER || done->generation != c->generation) {
-        ds4_metric_add(c->config.metrics, DS4_M_ZMQ_DROPPED, 1, "generation");
+    if (!is_of_generation(c, from, done->generation, now_ns))
         return;
-    }
-    w->heard_ns = now_ns;
     if (ds4_sched_kv_done(c->sched, from->stage, done, now_ns, &err) != 0)
         part(c, &err, now_ns);
 }

@@ -2,6 +2,7 @@
 #include "tests/support/disk_world.h"
 
 #include "router/sched/engine.h"
+#include "tests/support/sched_asserts.h"
 #include "tests/support/sched_rig.h"
 
 #include <dirent.h>
@@ -72,18 +73,6 @@ int world_stop(void **state)
     return 0;
 }
 
-void world_assert_clean(struct world *w)
-{
-    struct ds4_sched *s = w->rig.sched;
-    struct ds4_err err = {0};
-
-    (void)(ds4_budget_check(s->budget, &err) == 0 && ds4_prefix_check(&s->prefix, &err) == 0 &&
-           ds4_points_check(&s->points, &err) == 0 &&
-           (s->tier.catalog == NULL || ds4_catalog_check(s->tier.catalog, &err) == 0));
-    assert_string_equal(err.msg, "");
-    assert_string_equal(w->rig.stage.err.msg, "");
-}
-
 /* Everything that is worth it is on disk, and what is not wanted is gone. */
 void world_settle(struct world *w)
 {
@@ -98,7 +87,7 @@ void world_settle(struct world *w)
            ++guard < MANY_TURNS);
     assert_true(guard < MANY_TURNS);
     w->rig.sched->tier.flush = false;
-    world_assert_clean(w);
+    assert_clean(&w->rig);
 }
 
 /* Another router on the same folder and the same stages. */
@@ -110,27 +99,10 @@ void world_restart(struct world *w)
     (void)ds4_rig_turn(&w->rig);
 }
 
-int32_t *world_tokens(uint32_t seed, int32_t n)
-{
-    int32_t *token = malloc((size_t)n * sizeof(*token));
-    uint32_t x = seed * 2654435761u + 1;
-
-    assert_non_null(token);
-    for (int32_t t = 0; t < n; t++) {
-        x = x * 1664525u + 1013904223u;
-        token[t] = (int32_t)((x >> 10) % DS4_RIG_VOCAB);
-    }
-    return token;
-}
-
 struct ds4_rig_client *world_submit(struct world *w, const int32_t *token, int32_t n,
                                     int32_t max_new)
 {
-    struct ds4_rig_client *client = ds4_rig_client_of(&w->rig, token, n, max_new);
-    struct ds4_err err = {0};
-
-    assert_int_equal(ds4_rig_submit(client, NULL, &err), 0);
-    return client;
+    return submit(ds4_rig_client_of(&w->rig, token, n, max_new));
 }
 
 /* Runs it alone; returns how many prompt tokens were not computed. */
@@ -145,7 +117,7 @@ int32_t world_ask(struct world *w, const int32_t *token, int32_t n, int32_t max_
     assert_int_equal(client->n_admitted, 1);
     cached = client->cached;
     ds4_rig_client_free(client);
-    world_assert_clean(w);
+    assert_clean(&w->rig);
     return cached;
 }
 
@@ -173,7 +145,7 @@ int32_t *world_turn(const int32_t *prompt, int32_t n, int32_t n_answer, int32_t 
                     int32_t *len)
 {
     int32_t *all = malloc((size_t)(n + n_answer + n_more) * sizeof(*all));
-    int32_t *more = world_tokens(9000, n_more);
+    int32_t *more = tokens(9000, n_more);
 
     assert_non_null(all);
     memcpy(all, prompt, (size_t)n * sizeof(*all));

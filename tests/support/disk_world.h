@@ -18,14 +18,10 @@ void world_open_rig(struct world *w);
 int world_start(void **state);
 void world_remove_tree(const char *path);
 int world_stop(void **state);
-/* Ledger, index, points, catalogue and stages find nothing wrong. */
-void world_assert_clean(struct world *w);
 /* Everything that is worth it is on disk, and what is not wanted is gone. */
 void world_settle(struct world *w);
 /* Another router on the same folder and the same stages. */
 void world_restart(struct world *w);
-/* n tokens derived from `seed`; the caller frees them. */
-int32_t *world_tokens(uint32_t seed, int32_t n);
 struct ds4_rig_client *world_submit(struct world *w, const int32_t *token, int32_t n,
                                     int32_t max_new);
 /* Runs it alone; returns how many prompt tokens were not computed. */

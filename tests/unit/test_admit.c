@@ -2,6 +2,7 @@
  * for that, and nobody waits for ever.  And what is checked of every entry before it is posted. */
 #include "common/metrics.h"
 #include "router/sched/engine.h"
+#include "tests/support/sched_asserts.h"
 #include "tests/support/sched_rig.h"
 
 #include <setjmp.h>
@@ -21,40 +22,6 @@ static const struct ds4_rig_shape roomy = {
     .config = {.max_seqs = 4, .chunk_tok = 512},
 };
 
-static void assert_clean(struct ds4_rig *rig)
-{
-    struct ds4_sched *s = rig->sched;
-    struct ds4_err err = {0};
-
-    (void)(ds4_budget_check(s->budget, &err) == 0 && ds4_prefix_check(&s->prefix, &err) == 0 &&
-           ds4_points_check(&s->points, &err) == 0);
-    assert_string_equal(err.msg, "");
-    assert_string_equal(rig->stage.err.msg, "");
-}
-
-static struct ds4_rig_client *submit(struct ds4_rig *rig, const int32_t *token, int32_t n,
-                                     int32_t max_new)
-{
-    struct ds4_rig_client *client = ds4_rig_client_of(rig, token, n, max_new);
-    struct ds4_err err = {0};
-
-    assert_int_equal(ds4_rig_submit(client, NULL, &err), 0);
-    return client;
-}
-
-static int32_t *tokens(uint32_t seed, int32_t n)
-{
-    int32_t *token = malloc((size_t)n * sizeof(*token));
-    uint32_t x = seed * 2654435761u + 1;
-
-    assert_non_null(token);
-    for (int32_t t = 0; t < n; t++) {
-        x = x * 1664525u + 1013904223u;
-        token[t] = (int32_t)((x >> 10) % DS4_RIG_VOCAB);
-    }
-    return token;
-}
-
 static void change(int32_t *token, int32_t at)
 {
     token[at] = (token[at] + 1) % DS4_RIG_VOCAB;
@@ -70,12 +37,12 @@ static void prompts_that_arrive_together_are_computed_once(void **state)
     (void)state;
     ds4_rig_open(&rig, &roomy);
     for (int32_t i = 0; i < 3; i++)
-        c[i] = submit(&rig, token, 6000, 20);
+        c[i] = submit(ds4_rig_client_of(&rig, token, 6000, 20));
     other = ds4_rig_client(&rig, 15, 300, 4); /* has nothing in common: does not wait */
     assert_int_equal(ds4_rig_submit(other, NULL, NULL), 0);
-    c[3] = submit(&rig, token, 3000, 20); /* a part of it */
+    c[3] = submit(ds4_rig_client_of(&rig, token, 3000, 20)); /* a part of it */
     change(token, 4500);
-    c[4] = submit(&rig, token, 5000, 20); /* goes another way */
+    c[4] = submit(ds4_rig_client_of(&rig, token, 5000, 20)); /* goes another way */
     while (other->n_done == 0)
         ds4_rig_turn(&rig);
     assert_true(c[0]->out.len < 20);
@@ -106,7 +73,7 @@ static void a_prompt_that_waits_for_another_does_not_wait_for_ever(void **state)
     for (int32_t gone = 0; gone < 2; gone++) {
         ds4_rig_open(&rig, &shape);
         for (int32_t i = 0; i < 2; i++)
-            c[i] = submit(&rig, token, 8000, 8);
+            c[i] = submit(ds4_rig_client_of(&rig, token, 8000, 8));
         for (int32_t i = 0; i < 4; i++)
             ds4_rig_turn(&rig);
         assert_int_equal(c[1]->n_admitted, 0);
@@ -141,7 +108,7 @@ static void who_waits_for_rows_does_not_fill_the_queue(void **state)
     shape.config.queue_max = 2;
     ds4_rig_open(&rig, &shape);
     for (int32_t i = 0; i < 4; i++) {
-        c[i] = submit(&rig, token, 4000 - i, 8);
+        c[i] = submit(ds4_rig_client_of(&rig, token, 4000 - i, 8));
         ds4_sched_pump(rig.sched, rig.now_ns);
     }
     assert_int_equal(rig.sched->n_running, 1);
@@ -172,7 +139,7 @@ static void an_idle_rig_soon_saves_the_state_of_its_slots(void **state)
 
     (void)state;
     ds4_rig_open(&rig, &roomy);
-    client = submit(&rig, token, 500, 3);
+    client = submit(ds4_rig_client_of(&rig, token, 500, 3));
     ds4_rig_run(&rig);
     ds4_rig_client_free(client);
     assert_true(rig.sched->points.wanted.len > 0);

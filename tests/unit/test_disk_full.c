@@ -3,6 +3,7 @@
 #include "common/clock.h"
 #include "router/sched/engine.h"
 #include "tests/support/disk_world.h"
+#include "tests/support/sched_asserts.h"
 
 #include <dirent.h>
 #include <ftw.h>
@@ -24,7 +25,7 @@
 static void two_conversations_on_a_disk_for_one_do_not_thrash(void **state)
 {
     struct world *w = *state;
-    int32_t *a = world_tokens(1, 6000), *b = world_tokens(2, 6000);
+    int32_t *a = tokens(1, 6000), *b = tokens(2, 6000);
     uint64_t one;
 
     world_open_rig(w);
@@ -54,7 +55,7 @@ static void two_conversations_on_a_disk_for_one_do_not_thrash(void **state)
 static void a_shared_beginning_survives_foreign_conversations(void **state)
 {
     struct world *w = *state;
-    int32_t *shared = world_tokens(1, 3000), *foreign;
+    int32_t *shared = tokens(1, 3000), *foreign;
     const int32_t boundary = 7;
 
     for (int32_t t = 0; t < 3000; t++)
@@ -68,7 +69,7 @@ static void a_shared_beginning_survives_foreign_conversations(void **state)
     (void)world_ask(w, shared, 3000, 5);
     world_settle(w);
     for (uint32_t i = 0; i < 20; i++) {
-        foreign = world_tokens(50 + i, 5000);
+        foreign = tokens(50 + i, 5000);
         for (int32_t t = 0; t < 5000; t++)
             foreign[t] = foreign[t] == boundary ? 8 : foreign[t];
         (void)world_ask(w, foreign, 5000, 5);
@@ -86,7 +87,7 @@ static void a_shared_beginning_survives_foreign_conversations(void **state)
 static void the_commit_a_waiting_prompt_needs_is_not_evicted(void **state)
 {
     struct world *w = *state;
-    int32_t *wanted = world_tokens(1, 6000), *big = world_tokens(2, 12000);
+    int32_t *wanted = tokens(1, 6000), *big = tokens(2, 12000);
     struct ds4_rig_client *first, *second;
 
     w->shape.config.max_seqs = 1;
@@ -117,7 +118,7 @@ static void a_cap_that_became_smaller_is_kept_at_the_start(void **state)
 
     world_open_rig(w);
     for (uint32_t i = 0; i < 6; i++) {
-        int32_t *token = world_tokens(i, 3000);
+        int32_t *token = tokens(i, 3000);
 
         (void)world_ask(w, token, 3000, 5);
         free(token);
@@ -154,7 +155,7 @@ static void whatever_happens_answers_are_those_of_a_lone_run(void **state)
     for (int32_t op = 0; op < 600; op++) {
         uint32_t seed = pick(&x, 5);
         int32_t n = 200 + (int32_t)pick(&x, 6000), max_new = 1 + (int32_t)pick(&x, 6);
-        int32_t *token = world_tokens(seed, n);
+        int32_t *token = tokens(seed, n);
         struct ds4_rig_client *client;
 
         if (pick(&x, 3) == 0)
@@ -185,7 +186,7 @@ static void whatever_happens_answers_are_those_of_a_lone_run(void **state)
             world_lose(w);
         else if (pick(&x, 12) == 0)
             world_restart(w);
-        world_assert_clean(w);
+        assert_clean(&w->rig);
         assert_true(world_disk_bytes(w) <=
                     w->shape.config.disk_bytes + w->shape.config.disk_bytes / 8);
     }

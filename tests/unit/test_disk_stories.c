@@ -3,6 +3,7 @@
 #include "common/clock.h"
 #include "router/sched/engine.h"
 #include "tests/support/disk_world.h"
+#include "tests/support/sched_asserts.h"
 
 #include <dirent.h>
 #include <ftw.h>
@@ -25,7 +26,7 @@
 static void a_conversation_goes_on_after_a_restart(void **state)
 {
     struct world *w = *state;
-    int32_t *a = world_tokens(1, 3800), *b = world_tokens(2, 8000), *next, n, known;
+    int32_t *a = tokens(1, 3800), *b = tokens(2, 8000), *next, n, known;
 
     world_open_rig(w);
     assert_int_equal(world_ask(w, a, 3800, 20), 0);
@@ -45,14 +46,14 @@ static void a_conversation_goes_on_after_a_restart(void **state)
 static void what_memory_had_to_give_up_comes_back_from_disk(void **state)
 {
     struct world *w = *state;
-    int32_t *first = world_tokens(1, 12000), *other;
+    int32_t *first = tokens(1, 12000), *other;
 
     w->shape.n_blocks = 72; /* one and a half of them */
     world_open_rig(w);
     assert_int_equal(world_ask(w, first, 12000, 10), 0);
     world_settle(w);
     for (uint32_t i = 2; i < 5; i++) {
-        other = world_tokens(i, 12000);
+        other = tokens(i, 12000);
         assert_int_equal(world_ask(w, other, 12000, 10), 0);
         world_settle(w);
         free(other);
@@ -64,7 +65,7 @@ static void what_memory_had_to_give_up_comes_back_from_disk(void **state)
 static void rows_that_memory_still_has_are_not_read(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(1, 6000);
+    int32_t *token = tokens(1, 6000);
     uint64_t read;
 
     world_open_rig(w);
@@ -89,7 +90,7 @@ static void every_length_of_a_tail_restores(void **state)
     world_open_rig(w);
     for (int32_t n = 1900; n < 2200;
          n += n >= 2044 && n < 2053 ? 1 : 23) { /* and about the end of an extent */
-        int32_t *token = world_tokens((uint32_t)n, n);
+        int32_t *token = tokens((uint32_t)n, n);
 
         assert_int_equal(world_ask(w, token, n, 3), 0);
         world_restart(w);
@@ -101,7 +102,7 @@ static void every_length_of_a_tail_restores(void **state)
 static void rows_are_written_once(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(5, 9000), n = 3000;
+    int32_t *token = tokens(5, 9000), n = 3000;
 
     world_open_rig(w);
     for (; n <= 9000; n += 1000) {
@@ -118,7 +119,7 @@ static void rows_are_written_once(void **state)
 static void what_is_on_disk_is_not_saved_again_at_the_end(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(5, 2048), n;
+    int32_t *token = tokens(5, 2048), n;
 
     world_open_rig(w);
     for (int32_t i = 0; i < 3; i++) {
@@ -136,7 +137,7 @@ static void what_is_on_disk_is_not_saved_again_at_the_end(void **state)
 static void another_tenant_does_not_get_it(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(1, 3000);
+    int32_t *token = tokens(1, 3000);
     struct ds4_rig_client *client;
 
     world_open_rig(w);
@@ -157,7 +158,7 @@ static void another_tenant_does_not_get_it(void **state)
 static void a_long_prompt_is_saved_on_its_way(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(1, 30000);
+    int32_t *token = tokens(1, 30000);
     struct ds4_rig_client *client;
 
     world_open_rig(w);
@@ -183,7 +184,7 @@ static void a_bad_commit_is_refused_once_and_for_all(void **state)
 
     world_open_rig(w);
     for (size_t i = 0; i < sizeof(reasons) / sizeof(reasons[0]); i++) {
-        int32_t *token = world_tokens(100 + (uint32_t)i, 3000);
+        int32_t *token = tokens(100 + (uint32_t)i, 3000);
         uint64_t read;
 
         (void)world_ask(w, token, 3000, 5);
@@ -210,7 +211,7 @@ static void a_bad_commit_is_refused_once_and_for_all(void **state)
 static void what_failed_is_not_read_a_second_time(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(1, 3000);
+    int32_t *token = tokens(1, 3000);
     int32_t n;
 
     world_open_rig(w);
@@ -236,7 +237,7 @@ static void a_save_that_one_stage_cannot_do_is_no_commit(void **state)
 
     world_open_rig(w);
     for (uint32_t i = 0; i < 9; i++) {
-        int32_t *token = world_tokens(200 + i, 3000);
+        int32_t *token = tokens(200 + i, 3000);
 
         w->disk.fail_kind = DS4_SCRIPTED_WRITE;
         w->disk.fail_after = (int32_t)(i % 3);
@@ -260,7 +261,7 @@ static void a_generation_lost_while_saving_leaves_a_commit_or_none(void **state)
     struct world *w = *state;
 
     for (int32_t at = 0; at < 8; at++) {
-        int32_t *token = world_tokens(300 + (uint32_t)at, 3000), cached;
+        int32_t *token = tokens(300 + (uint32_t)at, 3000), cached;
         uint64_t jobs;
 
         world_open_rig(w);
@@ -269,7 +270,7 @@ static void a_generation_lost_while_saving_leaves_a_commit_or_none(void **state)
         for (int32_t i = 0; i < 100 && w->disk.n_written < jobs; i++)
             (void)ds4_rig_turn(&w->rig);
         world_lose(w);
-        world_assert_clean(w);
+        assert_clean(&w->rig);
         cached = world_ask(w, token, 3000, 5);
         assert_true(cached == 0 || cached > 500);
         world_settle(w);
@@ -287,7 +288,7 @@ static void a_generation_lost_while_saving_leaves_a_commit_or_none(void **state)
 static void parts_without_a_manifest_are_removed_by_the_next_router(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(1, 3000);
+    int32_t *token = tokens(1, 3000);
 
     world_open_rig(w);
     (void)world_ask(w, token, 3000, 5);
@@ -310,7 +311,7 @@ static void parts_without_a_manifest_are_removed_by_the_next_router(void **state
 static void a_client_that_goes_while_its_prompt_is_read_leaves_nothing(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(1, 6000);
+    int32_t *token = tokens(1, 6000);
     struct ds4_rig_client *client;
 
     world_open_rig(w);
@@ -346,7 +347,7 @@ static void leave_when_admitted(void *owner, int32_t cached_tok)
 static void a_client_that_goes_when_its_prompt_has_been_read_blocks_nobody(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(1, 6000);
+    int32_t *token = tokens(1, 6000);
     struct ds4_rig_client *client;
 
     world_open_rig(w);
@@ -372,7 +373,7 @@ static void a_client_that_goes_when_its_prompt_has_been_read_blocks_nobody(void 
 static void a_stage_that_does_not_answer_costs_a_cold_prompt(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(1, 6000);
+    int32_t *token = tokens(1, 6000);
     struct ds4_rig_client *client;
 
     world_open_rig(w);
@@ -386,7 +387,7 @@ static void a_stage_that_does_not_answer_costs_a_cold_prompt(void **state)
     ds4_rig_run(&w->rig);
     assert_int_equal(client->cached, 0);
     assert_true(ds4_rig_is_right(client, 5));
-    world_assert_clean(w);
+    assert_clean(&w->rig);
     ds4_rig_client_free(client);
     w->disk.silent = false; /* the answers come after all */
     world_settle(w);
@@ -399,7 +400,7 @@ static void a_stage_that_does_not_answer_costs_a_cold_prompt(void **state)
 static void a_generation_lost_while_reading_costs_nobody_the_commit(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(1, 6000);
+    int32_t *token = tokens(1, 6000);
     struct ds4_rig_client *client;
 
     w->shape.config.replay = true;
@@ -418,7 +419,7 @@ static void a_generation_lost_while_reading_costs_nobody_the_commit(void **state
     assert_true(ds4_rig_is_right(client, 5));
     assert_true(w->disk.n_read > 0);
     ds4_rig_client_free(client);
-    world_assert_clean(w);
+    assert_clean(&w->rig);
     free(token);
 }
 
@@ -426,7 +427,7 @@ static void a_generation_lost_while_reading_costs_nobody_the_commit(void **state
 static void a_commit_whose_install_ends_two_generations_is_put_away(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(1, 3000);
+    int32_t *token = tokens(1, 3000);
 
     world_open_rig(w);
     (void)world_ask(w, token, 3000, 5);
@@ -453,7 +454,7 @@ static void a_commit_whose_install_ends_two_generations_is_put_away(void **state
 static void a_refusal_reads_nothing(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(1, 12000), *other = world_tokens(2, 8000);
+    int32_t *token = tokens(1, 12000), *other = tokens(2, 8000);
     struct ds4_rig_client *hog, *client;
     uint64_t read;
 
@@ -470,7 +471,7 @@ static void a_refusal_reads_nothing(void **state)
         assert_true(ds4_rig_turn(&w->rig));
     assert_int_equal(client->n_admitted, 0);
     assert_int_equal(w->disk.n_read, read);
-    world_assert_clean(w);
+    assert_clean(&w->rig);
     ds4_rig_run(&w->rig);
     assert_int_equal(client->cached, 11999);
     assert_true(ds4_rig_is_right(client, 5) && ds4_rig_is_right(hog, 5));
@@ -485,7 +486,7 @@ static void a_refusal_reads_nothing(void **state)
 static void an_answer_that_gave_way_outlives_a_restore_that_fails(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(1, 6000);
+    int32_t *token = tokens(1, 6000);
     struct ds4_rig_client *client;
 
     world_open_rig(w);
@@ -519,7 +520,7 @@ static void an_answer_that_gave_way_outlives_a_restore_that_fails(void **state)
 static void a_point_given_up_for_a_read_is_not_started_from(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(1, 6000);
+    int32_t *token = tokens(1, 6000);
 
     w->shape.n_blocks = 26;
     w->shape.n_points = 13;
@@ -541,7 +542,7 @@ static void a_removal_under_way_spares_what_is_written_anew(void **state)
 {
     struct world *w = *state;
     struct ds4_catalog *c;
-    int32_t *token = world_tokens(1, 3000), *next, n;
+    int32_t *token = tokens(1, 3000), *next, n;
 
     world_open_rig(w);
     (void)world_ask(w, token, 3000, 5);
@@ -567,7 +568,7 @@ static void another_model_in_the_middle_of_a_save_or_a_scan_is_not_mixed_up(void
 {
     struct world *w = *state;
     struct ds4_sched *s;
-    int32_t *token = world_tokens(1, 3000);
+    int32_t *token = tokens(1, 3000);
 
     world_open_rig(w);
     s = w->rig.sched;
@@ -584,7 +585,7 @@ static void another_model_in_the_middle_of_a_save_or_a_scan_is_not_mixed_up(void
     assert_true(s->tier.scanned);
     assert_memory_equal(s->tier.fingerprint, w->rig.host.fingerprint, DS4_ID_BYTES);
     assert_int_equal(ds4_catalog_n(s->tier.catalog), 0);
-    world_assert_clean(w);
+    assert_clean(&w->rig);
     assert_int_equal(world_ask(w, token, 3000, 5), 0);
     w->rig.host.fingerprint[0] = 0; /* and the old one again */
     world_settle(w);
@@ -592,14 +593,14 @@ static void another_model_in_the_middle_of_a_save_or_a_scan_is_not_mixed_up(void
     for (int32_t i = 0; i < 3; i++)
         (void)ds4_rig_turn(&w->rig);
     assert_true(ds4_catalog_n(s->tier.catalog) > 0);
-    world_assert_clean(w);
+    assert_clean(&w->rig);
     free(token);
 }
 
 static void without_a_folder_no_part_is_written(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(1, 3000);
+    int32_t *token = tokens(1, 3000);
 
     world_open_rig(w);
     world_remove_tree(w->dir);
@@ -615,7 +616,7 @@ static void without_a_folder_no_part_is_written(void **state)
 static void a_commit_that_failed_half_way_leaves_no_manifest(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(1, 3000);
+    int32_t *token = tokens(1, 3000);
     char path[192], hex[2 * DS4_ID_BYTES + 1];
 
     world_open_rig(w);
@@ -641,7 +642,7 @@ static void a_commit_that_failed_half_way_leaves_no_manifest(void **state)
 static void a_use_in_the_future_counts_as_one_of_today(void **state)
 {
     struct world *w = *state;
-    int32_t *token = world_tokens(1, 3000);
+    int32_t *token = tokens(1, 3000);
     const struct ds4_catalog *c;
 
     world_open_rig(w);

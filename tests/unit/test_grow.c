@@ -1,6 +1,7 @@
 /* Overcommit and who gives way (router/sched/grow.c), and what each fault of room leads to. */
 #include "common/fault.h"
 #include "router/sched/engine.h"
+#include "tests/support/sched_asserts.h"
 #include "tests/support/sched_rig.h"
 
 #include <setjmp.h>
@@ -23,17 +24,6 @@ static const struct ds4_rig_shape tight = {
     .n_points = 400,
     .config = {.max_seqs = N_CLIENT, .chunk_tok = 512, .overcommit = 200},
 };
-
-static void assert_clean(struct ds4_rig *rig)
-{
-    struct ds4_sched *s = rig->sched;
-    struct ds4_err err = {0};
-
-    (void)(ds4_budget_check(s->budget, &err) == 0 && ds4_prefix_check(&s->prefix, &err) == 0 &&
-           ds4_points_check(&s->points, &err) == 0);
-    assert_string_equal(err.msg, "");
-    assert_string_equal(rig->stage.err.msg, "");
-}
 
 static struct ds4_rig_client *endless(struct ds4_rig *rig, uint32_t seed)
 {

@@ -1,5 +1,6 @@
 /* The scenarios of kv-cache.md 6 that need no model: each is named by the symptom it had somewhere. */
 #include "router/sched/engine.h"
+#include "tests/support/sched_asserts.h"
 #include "tests/support/sched_rig.h"
 
 #include <inttypes.h>
@@ -21,31 +22,10 @@ static const struct ds4_rig_shape roomy = {
     .config = {.max_seqs = 4, .chunk_tok = 512},
 };
 
-static void assert_clean(struct ds4_rig *rig)
-{
-    struct ds4_sched *s = rig->sched;
-    struct ds4_err err = {0};
-
-    (void)(ds4_budget_check(s->budget, &err) == 0 && ds4_prefix_check(&s->prefix, &err) == 0 &&
-           ds4_points_check(&s->points, &err) == 0);
-    assert_string_equal(err.msg, "");
-    assert_string_equal(rig->stage.err.msg, "");
-}
-
-static struct ds4_rig_client *submit(struct ds4_rig *rig, const int32_t *token, int32_t n,
-                                     int32_t max_new)
-{
-    struct ds4_rig_client *client = ds4_rig_client_of(rig, token, n, max_new);
-    struct ds4_err err = {0};
-
-    assert_int_equal(ds4_rig_submit(client, NULL, &err), 0);
-    return client;
-}
-
 /* Runs it alone; returns how many prompt tokens were not computed. */
 static int32_t ask(struct ds4_rig *rig, const int32_t *token, int32_t n, int32_t max_new)
 {
-    struct ds4_rig_client *client = submit(rig, token, n, max_new);
+    struct ds4_rig_client *client = submit(ds4_rig_client_of(rig, token, n, max_new));
     int32_t cached;
 
     ds4_rig_run(rig);
@@ -55,19 +35,6 @@ static int32_t ask(struct ds4_rig *rig, const int32_t *token, int32_t n, int32_t
     ds4_rig_client_free(client);
     assert_clean(rig);
     return cached;
-}
-
-static int32_t *tokens(uint32_t seed, int32_t n)
-{
-    int32_t *token = malloc((size_t)n * sizeof(*token));
-    uint32_t x = seed * 2654435761u + 1;
-
-    assert_non_null(token);
-    for (int32_t t = 0; t < n; t++) {
-        x = x * 1664525u + 1013904223u;
-        token[t] = (int32_t)((x >> 10) % DS4_RIG_VOCAB);
-    }
-    return token;
 }
 
 static void change(int32_t *token, int32_t at)
@@ -156,7 +123,7 @@ static void rows_without_a_point_are_gone_on_with_after_a_replay(void **state)
     assert_int_equal(ask(&rig, token, 1100, 2), 0);
     /* The client goes away while the rings are being filled: they are nobody's state. */
     change(token, 5000);
-    client = submit(&rig, token, 6000, 4);
+    client = submit(ds4_rig_client_of(&rig, token, 6000, 4));
     while (client->n_admitted == 0)
         ds4_rig_turn(&rig);
     ds4_rig_turn(&rig);
@@ -206,7 +173,7 @@ static void equal_prompts_of_three_sessions_get_equal_answers(void **state)
     assert_int_equal(ask(&rig, token, 7700, 8), 0);
     for (int32_t i = 0; i < 3;
          i++) /* beside each other: one may take the slot, the others cannot */
-        c[i] = submit(&rig, token, 7700, 8);
+        c[i] = submit(ds4_rig_client_of(&rig, token, 7700, 8));
     ds4_rig_run(&rig);
     for (int32_t i = 0; i < 3; i++) {
         assert_true(ds4_rig_is_right(c[i], 8));
@@ -236,7 +203,7 @@ static void a_regenerated_answer_costs_one_row_even_after_300_tokens(void **stat
     ds4_rig_client_free(client);
     assert_int_equal(ask(&rig, token, 3000, 4), 2999);
     /* The client goes away in the middle of the answer. */
-    client = submit(&rig, token, 3000, 300);
+    client = submit(ds4_rig_client_of(&rig, token, 3000, 300));
     client->req->n_stop_id = 0;
     while (client->out.len < 40)
         ds4_rig_turn(&rig);
@@ -312,7 +279,8 @@ static void a_storm_of_refusals_leaves_the_books_balanced(void **state)
     shape.config.queue_ms = 1000000;
     ds4_rig_open(&rig, &shape);
     for (int32_t i = 0; i < 8; i++)
-        held[n_held++] = submit(&rig, token, 2000 + i, 200), i < 4 ? ds4_rig_turn(&rig) : false;
+        held[n_held++] = submit(ds4_rig_client_of(&rig, token, 2000 + i, 200)),
+        i < 4 ? ds4_rig_turn(&rig) : false;
     for (int32_t i = 0; i < 20; i++)
         ds4_sched_pump(rig.sched, rig.now_ns);
     digest = ds4_budget_digest(rig.sched->budget);
@@ -360,8 +328,8 @@ static void two_deep_conversations_give_way_to_cold_ones(void **state)
     ds4_rig_open(&rig, &shape);
     ask(&rig, a, 20000, 4);
     ask(&rig, b, 20000, 4);
-    cold[0] = submit(&rig, c, 20000, 4);
-    cold[1] = submit(&rig, d, 20000, 4);
+    cold[0] = submit(ds4_rig_client_of(&rig, c, 20000, 4));
+    cold[1] = submit(ds4_rig_client_of(&rig, d, 20000, 4));
     ds4_rig_run(&rig);
     for (int32_t i = 0; i < 2; i++) {
         assert_true(ds4_rig_is_right(cold[i], 4));
@@ -470,7 +438,7 @@ static void a_newcomer_starts_within_two_rounds_beside_a_giant(void **state)
     shape.context_tok = 524288;
     ds4_rig_open(&rig, &shape);
     rig.stage.check_cells = false;
-    giant = submit(&rig, token, 500000, 2);
+    giant = submit(ds4_rig_client_of(&rig, token, 500000, 2));
     for (int32_t i = 0; i < 50; i++)
         ds4_rig_turn(&rig);
     small = ds4_rig_client(&rig, 71, 200, 2);
@@ -541,7 +509,7 @@ static void a_fork_shares_the_blocks_of_a_running_sequence(void **state)
     assert_int_equal(ds4_rig_submit(a, NULL, NULL), 0);
     while (a->out.len < 10)
         ds4_rig_turn(&rig);
-    b = submit(&rig, token, 5000, 3);
+    b = submit(ds4_rig_client_of(&rig, token, 5000, 3));
     while (b->n_done == 0)
         ds4_rig_turn(&rig);
     assert_int_equal(b->cached, 3999);
@@ -567,7 +535,7 @@ static void a_cancelled_prefill_is_found_by_the_next(void **state)
 
     (void)state;
     ds4_rig_open(&rig, &roomy);
-    a = submit(&rig, token, 9000, 3);
+    a = submit(ds4_rig_client_of(&rig, token, 9000, 3));
     while (a->progress < 5000)
         ds4_rig_turn(&rig);
     ds4_sched_cancel(rig.sched, a->req, DS4_CANCEL_DISCONNECT, rig.now_ns);

@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "router/sched/engine.h"
+#include "tests/support/sched_asserts.h"
 #include "tests/support/sched_rig.h"
 
 #include <setjmp.h>
@@ -20,28 +21,6 @@ static const struct ds4_rig_shape small = {
     .config = {.max_seqs = 4, .chunk_tok = 256},
 };
 
-static void assert_clean(struct ds4_rig *rig)
-{
-    struct ds4_err err = {0};
-
-    assert_string_equal(rig->stage.err.msg, "");
-    if (rig->sched->budget == NULL)
-        return;
-    (void)(ds4_budget_check(rig->sched->budget, &err) == 0 &&
-           ds4_prefix_check(&rig->sched->prefix, &err) == 0 &&
-           ds4_points_check(&rig->sched->points, &err) == 0);
-    assert_string_equal(err.msg, "");
-}
-
-static struct ds4_rig_client *submit(struct ds4_rig *rig, uint32_t seed, int32_t n, int32_t max_new)
-{
-    struct ds4_rig_client *client = ds4_rig_client(rig, seed, n, max_new);
-    struct ds4_err err = {0};
-
-    assert_int_equal(ds4_rig_submit(client, NULL, &err), 0);
-    return client;
-}
-
 static void one_request_gets_the_tokens_of_the_model(void **state)
 {
     struct ds4_rig rig;
@@ -49,7 +28,7 @@ static void one_request_gets_the_tokens_of_the_model(void **state)
 
     (void)state;
     ds4_rig_open(&rig, &small);
-    client = submit(&rig, 1, 700, 50);
+    client = submit(ds4_rig_client(&rig, 1, 700, 50));
     ds4_rig_run(&rig);
     assert_int_equal(client->n_done, 1);
     assert_int_equal(client->n_admitted, 1);
@@ -70,7 +49,8 @@ static void the_answer_ends_at_max_new_and_says_length(void **state)
     (void)state;
     ds4_rig_open(&rig, &small);
     for (uint32_t seed = 0; seed < 12; seed++) {
-        struct ds4_rig_client *client = submit(&rig, seed, 30, 1 + (int32_t)seed * 6);
+        struct ds4_rig_client *client =
+            submit(ds4_rig_client(&rig, seed, 30, 1 + (int32_t)seed * 6));
         bool stopped;
 
         ds4_rig_run(&rig);
@@ -103,7 +83,8 @@ static void sixteen_sequences_equal_solo_runs_on_one_to_four_stages(void **state
 
         ds4_rig_open(&rig, &shape);
         for (uint32_t c = 0; c < 16; c++)
-            client[c] = submit(&rig, c / 3, 10 + (int32_t)c * 61, 3 + (int32_t)c * 9);
+            client[c] =
+                submit(ds4_rig_client(&rig, c / 3, 10 + (int32_t)c * 61, 3 + (int32_t)c * 9));
         ds4_rig_run(&rig);
         for (int32_t c = 0; c < 16; c++) {
             assert_int_equal(client[c]->n_done, 1);
@@ -151,8 +132,8 @@ static void a_splice_goes_on_from_exactly_its_tokens(void **state)
 
         ds4_rig_open(&rig, &small);
         rig.sched->config.hot_window_tok = seed % 5 == 0 ? 1 : 120;
-        other = submit(&rig, seed + 1000, 300, 60);
-        client = submit(&rig, seed, 240 + (int32_t)seed, 80);
+        other = submit(ds4_rig_client(&rig, seed + 1000, 300, 60));
+        client = submit(ds4_rig_client(&rig, seed, 240 + (int32_t)seed, 80));
         for (int32_t turn = 0; client->n_done == 0; turn++) {
             struct ds4_seq *seq = NULL;
             int32_t drop = (turn + (int32_t)seed) % 4, len;
@@ -215,7 +196,7 @@ static void answers_that_come_late_change_nothing(void **state)
     (void)state;
     ds4_rig_open(&rig, &small);
     for (uint32_t c = 0; c < 6; c++)
-        client[c] = submit(&rig, c, 200, 40);
+        client[c] = submit(ds4_rig_client(&rig, c, 200, 40));
     for (int32_t turn = 0; turn < 2000; turn++) {
         x = x * 1664525u + 1013904223u;
         if (x >> 30 == 0)
@@ -241,7 +222,7 @@ static void a_step_posted_beyond_the_end_is_a_no_op(void **state)
     (void)state;
     ds4_rig_open(&rig, &small);
     for (uint32_t seed = 0; rig.stage.n_skipped == 0 && seed < 50; seed++) {
-        client = submit(&rig, seed, 20, 100);
+        client = submit(ds4_rig_client(&rig, seed, 20, 100));
         ds4_rig_run(&rig);
         assert_true(ds4_rig_is_right(client, 100));
         ds4_rig_client_free(client);
@@ -278,7 +259,7 @@ static void the_next_turn_computes_only_what_is_new(void **state)
 
     (void)state;
     ds4_rig_open(&rig, &small);
-    turn[0] = submit(&rig, 3, 500, 20);
+    turn[0] = submit(ds4_rig_client(&rig, 3, 500, 20));
     ds4_rig_run(&rig);
     for (int32_t i = 1; i < 10; i++) {
         int32_t known = (int32_t)(turn[i - 1]->prompt.len + turn[i - 1]->out.len);
@@ -309,7 +290,7 @@ static void a_turn_sent_at_once_waits_for_the_last_steps_of_the_one_before(void 
         struct ds4_sched_stats stats;
 
         ds4_rig_open(&rig, &small);
-        a = submit(&rig, seed, 400, 300);
+        a = submit(ds4_rig_client(&rig, seed, 400, 300));
         while (a->n_done == 0)
             ds4_rig_turn(&rig);
         ds4_sched_stats(rig.sched, &stats);
@@ -333,9 +314,9 @@ static void a_regenerated_answer_runs_one_prompt_token(void **state)
 
     (void)state;
     ds4_rig_open(&rig, &small);
-    a = submit(&rig, 9, 1000, 60);
+    a = submit(ds4_rig_client(&rig, 9, 1000, 60));
     ds4_rig_run(&rig);
-    b = submit(&rig, 9, 1000, 60);
+    b = submit(ds4_rig_client(&rig, 9, 1000, 60));
     ds4_rig_run(&rig);
     assert_int_equal(b->cached, 999);
     assert_true(ds4_rig_is_right(b, 60));
@@ -352,7 +333,7 @@ static void a_cut_below_the_hot_window_starts_over(void **state)
 
     (void)state;
     ds4_rig_open(&rig, &small);
-    a = submit(&rig, 4, 1000, 10);
+    a = submit(ds4_rig_client(&rig, 4, 1000, 10));
     ds4_rig_run(&rig);
     a->prompt.ptr[800] ^= 1;
     b = ds4_rig_client_of(&rig, a->prompt.ptr, 1000, 10);
@@ -375,7 +356,7 @@ static void a_cancelled_decode_is_told_at_once_and_freed_after_its_steps(void **
 
     (void)state;
     ds4_rig_open(&rig, &small);
-    client = submit(&rig, 2, 300, 1000);
+    client = submit(ds4_rig_client(&rig, 2, 300, 1000));
     for (int32_t i = 0; i < 8; i++)
         ds4_rig_turn(&rig);
     ds4_sched_pump(rig.sched, rig.now_ns);
@@ -406,13 +387,13 @@ static void a_cancelled_prefill_leaves_its_chunks_to_the_next_request(void **sta
 
     (void)state;
     ds4_rig_open(&rig, &small);
-    a = submit(&rig, 2, 2000, 10);
+    a = submit(ds4_rig_client(&rig, 2, 2000, 10));
     ds4_rig_turn(&rig);
     ds4_rig_turn(&rig);
     ds4_sched_pump(rig.sched, rig.now_ns);
     ds4_sched_cancel(rig.sched, a->req, DS4_CANCEL_DISCONNECT, rig.now_ns);
     ds4_rig_run(&rig);
-    b = submit(&rig, 2, 2000, 10);
+    b = submit(ds4_rig_client(&rig, 2, 2000, 10));
     ds4_rig_run(&rig);
     assert_int_equal(b->cached, 4 * 256); /* two acknowledged, two were posted */
     assert_true(ds4_rig_is_right(b, 10));
@@ -430,7 +411,7 @@ static void callbacks_may_cancel_themselves_and_others(void **state)
     (void)state;
     ds4_rig_open(&rig, &small);
     for (uint32_t c = 0; c < 4; c++)
-        client[c] = submit(&rig, 20 + c, 40, 200);
+        client[c] = submit(ds4_rig_client(&rig, 20 + c, 40, 200));
     client[0]->cancel_after = 3;
     client[1]->cancel_other = client[2];
     client[3]->cancel_other = client[1];
@@ -462,10 +443,10 @@ static void a_full_queue_refuses_and_a_late_one_times_out(void **state)
     shape.config.queue_max = 2;
     shape.config.queue_ms = 5000;
     ds4_rig_open(&rig, &shape);
-    client[0] = submit(&rig, 1, 100, 3000);
+    client[0] = submit(ds4_rig_client(&rig, 1, 100, 3000));
     ds4_rig_turn(&rig);
-    client[1] = submit(&rig, 2, 100, 10);
-    client[2] = submit(&rig, 3, 100, 10);
+    client[1] = submit(ds4_rig_client(&rig, 2, 100, 10));
+    client[2] = submit(ds4_rig_client(&rig, 3, 100, 10));
     client[3] = ds4_rig_client(&rig, 4, 100, 10);
     assert_int_equal(
         ds4_sched_submit(rig.sched, client[3]->req, rig.now_ns, &reason, &wait_ms, &err), -1);
@@ -528,7 +509,7 @@ static void max_new_is_cut_to_the_context_and_the_end_says_so(void **state)
     (void)state;
     for (uint32_t seed = 0;; seed++) {
         ds4_rig_open(&rig, &small);
-        client = submit(&rig, seed, 4094, 384000);
+        client = submit(ds4_rig_client(&rig, seed, 4094, 384000));
         assert_true(client->req->max_new_reduced);
         assert_int_equal(client->req->max_new, 2);
         ds4_rig_run(&rig);
@@ -556,7 +537,7 @@ static void waiting_for_blocks_is_not_an_error(void **state)
     shape.n_blocks = 9; /* two requests of four blocks and the probe */
     ds4_rig_open(&rig, &shape);
     for (uint32_t c = 0; c < 5; c++)
-        client[c] = submit(&rig, c, 600, 400);
+        client[c] = submit(ds4_rig_client(&rig, c, 600, 400));
     ds4_sched_pump(rig.sched, rig.now_ns);
     ds4_sched_stats(rig.sched, &stats);
     assert_int_equal(stats.queued, 3);
@@ -584,8 +565,8 @@ static void a_row_that_is_not_finite_ends_that_sequence_only(void **state)
 
     (void)state;
     ds4_rig_open(&rig, &small);
-    a = submit(&rig, 31, 50, 300);
-    b = submit(&rig, 32, 50, 300);
+    a = submit(ds4_rig_client(&rig, 31, 50, 300));
+    b = submit(ds4_rig_client(&rig, 32, 50, 300));
     for (int32_t i = 0; i < 6; i++)
         ds4_rig_turn(&rig);
     rig.stage.nonfinite_seq = a->req->seq;
@@ -613,11 +594,11 @@ static void a_lost_generation_fails_the_running_and_keeps_the_waiting(void **sta
     (void)state;
     shape.config.max_seqs = 2;
     ds4_rig_open(&rig, &shape);
-    a = submit(&rig, 41, 100, 500); /* will be decoding */
+    a = submit(ds4_rig_client(&rig, 41, 100, 500)); /* will be decoding */
     for (int32_t i = 0; i < 5; i++)
         ds4_rig_turn(&rig);
-    b = submit(&rig, 42, 3000, 10); /* will be in prefill */
-    c = submit(&rig, 43, 100, 30);  /* will be waiting */
+    b = submit(ds4_rig_client(&rig, 42, 3000, 10)); /* will be in prefill */
+    c = submit(ds4_rig_client(&rig, 43, 100, 30));  /* will be waiting */
     ds4_rig_turn(&rig);
     ds4_sched_stop(rig.sched, DS4_REASON_RESTARTED, &why, rig.now_ns);
     assert_int_equal(a->n_done, 1);
@@ -649,7 +630,7 @@ static void an_answer_that_was_not_asked_for_is_a_broken_protocol(void **state)
 
     (void)state;
     ds4_rig_open(&rig, &small);
-    client = submit(&rig, 1, 20, 20);
+    client = submit(ds4_rig_client(&rig, 1, 20, 20));
     ds4_sched_pump(rig.sched, rig.now_ns);
     assert_true(ds4_scripted_answer(&rig.stage, &out));
     entry = out.entry[0];
@@ -696,10 +677,10 @@ static void a_newcomer_is_served_beside_a_long_prompt(void **state)
     shape.n_blocks = 300;
     shape.context_tok = 65536;
     ds4_rig_open(&rig, &shape);
-    hog = submit(&rig, 1, 50000, 10);
+    hog = submit(ds4_rig_client(&rig, 1, 50000, 10));
     for (int32_t i = 0; i < 20; i++)
         ds4_rig_turn(&rig);
-    late = submit(&rig, 2, 60, 10);
+    late = submit(ds4_rig_client(&rig, 2, 60, 10));
     ds4_sched_stats(rig.sched, &before);
     while (late->out.len == 0)
         ds4_rig_turn(&rig);
@@ -733,7 +714,7 @@ static void an_idle_cluster_is_probed_every_ten_seconds(void **state)
         assert_true(ds4_rig_turn(&rig));
         assert_false(ds4_rig_turn(&rig));
     }
-    client = submit(&rig, 1, 100, 20);
+    client = submit(ds4_rig_client(&rig, 1, 100, 20));
     ds4_rig_run(&rig);
     assert_true(ds4_rig_is_right(client, 20));
     assert_clean(&rig);
@@ -750,8 +731,8 @@ static void a_paused_sequence_waits_and_goes_on(void **state)
 
     (void)state;
     ds4_rig_open(&rig, &small);
-    a = submit(&rig, 51, 50, 100);
-    b = submit(&rig, 52, 50, 100);
+    a = submit(ds4_rig_client(&rig, 51, 50, 100));
+    b = submit(ds4_rig_client(&rig, 52, 50, 100));
     for (int32_t i = 0; i < 6; i++)
         ds4_rig_turn(&rig);
     ds4_sched_pause(rig.sched, a->req, true);
@@ -782,7 +763,7 @@ static void a_step_without_answer_is_noticed(void **state)
 
     (void)state;
     ds4_rig_open(&rig, &small);
-    client = submit(&rig, 1, 20, 20);
+    client = submit(ds4_rig_client(&rig, 1, 20, 20));
     ds4_sched_pump(rig.sched, rig.now_ns);
     rig.now_ns += 119 * DS4_NS_PER_SEC;
     assert_int_equal(ds4_sched_check_step(rig.sched, rig.now_ns, &err), 0);
@@ -802,7 +783,7 @@ static void a_step_that_cannot_be_sent_ends_the_generation(void **state)
 
     (void)state;
     ds4_rig_open(&rig, &small);
-    client = submit(&rig, 1, 20, 20);
+    client = submit(ds4_rig_client(&rig, 1, 20, 20));
     rig.stage.fail_sends = 1;
     ds4_sched_pump(rig.sched, rig.now_ns);
     assert_int_equal(ds4_sched_check_step(rig.sched, rig.now_ns, &err), -1);
@@ -820,7 +801,7 @@ static void a_side_request_does_not_push_out_a_long_conversation(void **state)
 
     (void)state;
     ds4_rig_open(&rig, &small);
-    a = submit(&rig, 61, 3000, 10);
+    a = submit(ds4_rig_client(&rig, 61, 3000, 10));
     ds4_rig_run(&rig);
     side = ds4_rig_client_of(&rig, a->prompt.ptr, 27, 10);
     assert_int_equal(ds4_rig_submit(side, NULL, NULL), 0);
