@@ -33,6 +33,7 @@ struct ds4_exchange {
     struct anchor *anchor;
     enum ds4_method method;
     struct ds4_str path;
+    struct ds4_str key; /* that was accepted; ptr NULL: none was needed */
     int64_t started_ns;
     const char *endpoint; /* label */
     int status;           /* of the answer, 0 = none yet */
@@ -285,6 +286,16 @@ struct ds4_str ds4_exchange_body(const struct ds4_exchange *x)
     if (x->req == NULL || x->req->entity.base == NULL)
         return DS4_STR("");
     return (struct ds4_str){x->req->entity.base, x->req->entity.len};
+}
+
+struct ds4_str ds4_exchange_key(const struct ds4_exchange *x)
+{
+    return x->req == NULL ? (struct ds4_str){NULL, 0} : x->key;
+}
+
+void ds4_exchange_set_key(struct ds4_exchange *x, struct ds4_str key)
+{
+    x->key = key;
 }
 
 struct ds4_str ds4_exchange_header(const struct ds4_exchange *x, const char *name)

@@ -45,6 +45,8 @@ struct ds4_str ds4_exchange_authority(const struct ds4_exchange *x);
 bool ds4_exchange_peer(const struct ds4_exchange *x, struct sockaddr_storage *peer);
 /* The connection comes from this machine: 127.0.0.0/8 or ::1. */
 bool ds4_exchange_is_local(const struct ds4_exchange *x);
+/* The API key that let the request in, as in the server's list; ptr NULL: no key was needed. */
+struct ds4_str ds4_exchange_key(const struct ds4_exchange *x);
 /* The request's id: the client's x-request-id if it is 1..128 printable characters, else ours. */
 const char *ds4_exchange_id(const struct ds4_exchange *x);
 /* Monotonic time at which the request was complete. */

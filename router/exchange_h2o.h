@@ -27,6 +27,8 @@ struct ds4_exchange *ds4_exchange_new(struct ds4_exchange_host *host, h2o_req_t 
 
 /* The metrics' label for what was asked; "other" until this is called. */
 void ds4_exchange_set_endpoint(struct ds4_exchange *x, const char *endpoint);
+/* The key of the request's headers that was accepted; a view as long-lived as they are. */
+void ds4_exchange_set_key(struct ds4_exchange *x, struct ds4_str key);
 /* Sets the gauges of connections; to be called when a number of the host has changed. */
 void ds4_exchange_show_connections(const struct ds4_exchange_host *host);
 

@@ -184,6 +184,7 @@ static bool authorised(struct ds4_server *server, struct ds4_exchange *x)
 {
     struct ds4_str bearer = ds4_exchange_header(x, "authorization");
     struct ds4_str key = ds4_exchange_header(x, "x-api-key");
+    bool by_bearer, by_key;
 
     if (server->ring.keys.len == 0)
         return true;
@@ -191,8 +192,13 @@ static bool authorised(struct ds4_server *server, struct ds4_exchange *x)
         bearer = ds4_str_trim(ds4_str_skip(bearer, 7));
     else
         bearer = (struct ds4_str){NULL, 0};
-    if (key_matches(server, bearer) | key_matches(server, key))
+    by_bearer = key_matches(server, bearer);
+    by_key = key_matches(server, key);
+    if (by_bearer ||
+        by_key) { /* whose request it is hangs on this one, not on what stands beside it */
+        ds4_exchange_set_key(x, by_bearer ? bearer : key);
         return true;
+    }
     refuse_key(server, x, bearer.ptr == NULL && key.ptr == NULL ? "missing" : "invalid");
     return false;
 }

@@ -4,10 +4,8 @@
  * sends is only hashed, never compared or shown. */
 #include "router/api/session.h"
 
-#include "common/config.h"
 #include "router/exchange.h"
 
-#include <strings.h>
 #include <xxhash.h>
 
 static uint64_t hash(struct ds4_str text)
@@ -38,26 +36,15 @@ static struct ds4_str session_name(const struct ds4_exchange *x, const struct ds
     return name.len == 0 ? text_of(body, "user") : name;
 }
 
-static struct ds4_str key_of(const struct ds4_exchange *x)
-{
-    struct ds4_str bearer = ds4_exchange_header(x, "authorization");
-
-    if (bearer.len > 7 && strncasecmp(bearer.ptr, "bearer ", 7) == 0)
-        return ds4_str_trim(ds4_str_skip(bearer, 7));
-    return ds4_exchange_header(x, "x-api-key");
-}
-
 int ds4_session_read(const struct ds4_answer *answer, const struct ds4_json *body,
                      struct ds4_request *req, struct ds4_api_error *error)
 {
-    const char *keys_file = answer->context->config->http.keys_file;
     struct ds4_str salt = {NULL, 0};
     struct ds4_err err = {0};
 
     if (ds4_json_get_str(body, "", "cache_salt", &salt, &err) != 0)
         return ds4_api_fail(error, "invalid_value", "cache_salt", "%s", err.msg);
-    if (keys_file != NULL && keys_file[0] != '\0')
-        req->tenant = hash(key_of(answer->x));
+    req->tenant = hash(ds4_exchange_key(answer->x));
     req->salt = req->tenant;
     if (salt.len > 0)
         req->salt = XXH3_64bits_withSeed(salt.ptr, salt.len, req->tenant) | 1;

@@ -1,9 +1,9 @@
 /* Whose request it is: tenant, cache isolation and session, out of headers and body (step 2).
  *
- * A tenant is an API key (only if the server has keys), `cache_salt` divides a tenant's cache further, and
- * the affinity key names a session: body prompt_cache_key, else the headers x-session-id,
- * x-session-affinity, session-id, thread-id, x-claude-code-session-id, else body session_id, else
- * user.  The session is never asked for correctness: it only chooses which slot to give up. */
+ * A tenant is the API key that let the request in (only if the server has keys), `cache_salt` divides a
+ * tenant's cache further, and the affinity key names a session: body prompt_cache_key, else the headers
+ * x-session-id, x-session-affinity, session-id, thread-id, x-claude-code-session-id, else body
+ * session_id, else user.  The session is never asked for correctness: it only chooses which slot to give up. */
 #ifndef DS4_ROUTER_API_SESSION_H
 #define DS4_ROUTER_API_SESSION_H
 
