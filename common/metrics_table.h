@@ -199,8 +199,20 @@
       "Prefix look-ups")                                                                           \
     X(KV_HIT_TOKENS, "ds4_kv_hit_tokens_total", COUNTER, NONE, "tier=hbm|host|disk",               \
       "Prompt tokens found in the cache")                                                          \
+    X(KV_BYTES, "ds4_kv_bytes", GAUGE, NONE, "tier=hbm|host|disk",                                 \
+      "Sequence state, all stages: rows on devices, restore points, parts and manifests on disk")  \
     X(KV_EVICTIONS, "ds4_kv_evictions_total", COUNTER, NONE,                                       \
-      "tier=hbm|host|disk,reason=capacity|ttl|stale|manual", "Prefixes evicted")                   \
+      "tier=hbm|host|disk,reason=capacity|ttl|stale|manual",                                       \
+      "Prefixes, restore points and commits evicted")                                              \
+    X(KV_EVICTED_BYTES, "ds4_kv_evicted_bytes_total", COUNTER, NONE,                               \
+      "tier=hbm|host|disk,reason=capacity|ttl|stale|manual", "What that made free, all stages")    \
+    X(KV_RESTORES, "ds4_kv_restores_total", COUNTER, NONE,                                         \
+      "tier=host|disk,result=ok|corrupt|missing|timeout|capacity|io|cancelled",                    \
+      "Requests that were to go on from a restore point or a commit, by what became of that")      \
+    X(KV_RESTORE_SECONDS, "ds4_kv_restore_seconds", HISTOGRAM, LATENCY, "tier=disk",               \
+      "Time from admission until all parts are verified")                                          \
+    X(KV_IO_BYTES, "ds4_kv_io_bytes_total", COUNTER, NONE, "tier=host|disk,op=read|write",         \
+      "Bytes of restore points and of parts, all stages")                                          \
     X(KV_DIVERGED_TOKENS, "ds4_kv_diverged_tokens_total", COUNTER, NONE, "",                       \
       "Prompt tokens behind the first difference to the cache")                                    \
     X(KV_RECOMPUTED_TOKENS, "ds4_kv_recomputed_tokens_total", COUNTER, NONE,                       \
@@ -211,8 +223,6 @@
     X(KV_POINTS, "ds4_kv_points", GAUGE, NONE, "", "Restore points in host memory")                \
     X(KV_POINT_BYTES, "ds4_kv_point_bytes", GAUGE, NONE, "",                                       \
       "Host memory for restore points, of the fullest stage")                                      \
-    X(KV_DISK_HITS, "ds4_kv_disk_hits_total", COUNTER, NONE, "",                                   \
-      "Requests that went on from what was read from disk")                                        \
     X(KV_DISK_MISSES, "ds4_kv_disk_misses_total", COUNTER, NONE,                                   \
       "reason=none|scanning|no_room|failed",                                                       \
       "Requests that looked for their prompt on disk and do without")                              \
@@ -225,14 +235,12 @@
       "Commits that were not begun")                                                               \
     X(KV_DISK_ABORTS, "ds4_kv_disk_aborts_total", COUNTER, NONE,                                   \
       DS4_STAGE ",op=save|restore|remove", "Jobs of the disk tier a stage could not do")           \
-    X(KV_DISK_IO, "ds4_kv_disk_io_bytes_total", COUNTER, NONE, "direction=read|written",           \
-      "Bytes of parts, all stages")                                                                \
-    X(KV_DISK_BYTES, "ds4_kv_disk_bytes", GAUGE, NONE, "", "Parts and manifests on disk")          \
     X(KV_DISK_LIMIT, "ds4_kv_disk_limit_bytes", GAUGE, NONE, "",                                   \
       "What they may take, kv.disk_mb; 0 = there is no disk tier")                                 \
     X(KV_DISK_COMMITS, "ds4_kv_disk_commits", GAUGE, NONE, "", "Commits on disk")                  \
-    X(KV_DISK_RESTORE_SECONDS, "ds4_kv_disk_restore_seconds", HISTOGRAM, LATENCY, "",              \
-      "Time from admission until all parts are verified")                                          \
+    X(ADMIT_AFTER_REJECT, "ds4_admit_after_reject_violations_total", COUNTER, NONE,                \
+      "invariant=I1|I2|I3|I4|I7",                                                                  \
+      "Work without a grant, or refusals that left traces; must stay 0")                           \
     X(KV_INVARIANT_FAILURES, "ds4_kv_invariant_failures_total", COUNTER, NONE,                     \
       "id=I1|I2|I3|I4|I5|I6|I7|I8|I9|I10|I11|I12|I13", "Broken invariants; must stay 0")           \
     X(TOOL_CALLS, "ds4_tool_calls_total", COUNTER, NONE,                                           \

@@ -383,7 +383,9 @@ static void export_sched(const struct ds4_cluster *c, int64_t now_ns)
     ds4_metric_set(m, DS4_M_KV_BLOCKS, s.blocks_io, "io");
     ds4_metric_set(m, DS4_M_KV_POINTS, s.points, NULL);
     ds4_metric_set(m, DS4_M_KV_POINT_BYTES, (double)s.point_bytes, NULL);
-    ds4_metric_set(m, DS4_M_KV_DISK_BYTES, (double)s.disk_bytes, NULL);
+    ds4_metric_set(m, DS4_M_KV_BYTES, (double)s.hbm_bytes, "hbm");
+    ds4_metric_set(m, DS4_M_KV_BYTES, (double)s.host_bytes, "host");
+    ds4_metric_set(m, DS4_M_KV_BYTES, (double)s.disk_bytes, "disk");
     ds4_metric_set(m, DS4_M_KV_DISK_COMMITS, s.commits, NULL);
     ds4_metric_set(m, DS4_M_KV_SLOTS, s.slots_free, "free");
     ds4_metric_set(m, DS4_M_KV_SLOTS, s.slots_used, "used");

@@ -9,6 +9,7 @@
 #include "router/sched/engine.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 /* What is known of it: the prompt, and what a lost generation had answered. */
 struct tokens {
@@ -41,10 +42,16 @@ static const struct ds4_kv_lease *get_lease(struct ds4_sched *s, const struct ds
         .shared = s->shared,
     };
     const struct ds4_kv_lease *lease;
+    struct ds4_budget_sums before, after;
 
     ds4_prefix_blocks(hit, s->shared);
-    if (ds4_engine_make_room(s, &ask, req->affinity, hit, err) != 0)
+    ds4_budget_sums(s->budget, &before);
+    if (ds4_engine_make_room(s, &ask, req->affinity, hit, err) != 0) {
+        ds4_budget_sums(s->budget, &after);
+        if (memcmp(&before, &after, sizeof(before)) != 0)
+            ds4_count_broken(s->config.metrics, "I4");
         return NULL;
+    }
     if (hit->hot < 0)
         return ds4_budget_reserve(s->budget, &ask, err);
     lease = s->prefix.hot.ptr[hit->hot].lease;

@@ -7,6 +7,8 @@
 #include "router/parse/stream.h"
 #include "router/sched/engine.h"
 
+#include <string.h>
+
 static double seconds(int64_t from_ns, int64_t to_ns)
 {
     return (double)(to_ns - from_ns) / (double)DS4_NS_PER_SEC;
@@ -81,6 +83,18 @@ void ds4_count_step(struct ds4_metrics *m, int32_t n_entry, int32_t n_decode, in
     ds4_metric_observe(m, DS4_M_BATCH_TOKENS, n_row, kind);
     ds4_metric_observe(m, DS4_M_STEP_SECONDS, seconds(0, took_ns), kind);
     ds4_metric_observe(m, DS4_M_VLLM_ITERATION_TOKENS, n_row, NULL);
+}
+
+void ds4_count_broken(struct ds4_metrics *m, const char *id)
+{
+    static const char *const of_grants[] = {"I1", "I2", "I3", "I4", "I7"};
+
+    ds4_metric_add(m, DS4_M_KV_INVARIANT_FAILURES, 1, id);
+    /* Rows without a grant, or beyond it, or a refusal that left traces: what once began with a refusal that
+     * somebody did not look at. */
+    for (size_t i = 0; i < sizeof(of_grants) / sizeof(of_grants[0]); i++)
+        if (strcmp(id, of_grants[i]) == 0)
+            ds4_metric_add(m, DS4_M_ADMIT_AFTER_REJECT, 1, id);
 }
 
 void ds4_count_preempted(struct ds4_metrics *m, const char *reason)

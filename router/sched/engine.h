@@ -214,6 +214,8 @@ void ds4_count_burst(struct ds4_metrics *m, int32_t n_token, int64_t gap_ns);
 void ds4_count_preempted(struct ds4_metrics *m, const char *reason);
 /* One waits for a client that does not read, or gave way ("capacity"); counted as preempted too. */
 void ds4_count_parked(struct ds4_metrics *m, const char *reason);
+/* Invariant `id` of kv-cache.md 2.5 does not hold. */
+void ds4_count_broken(struct ds4_metrics *m, const char *id);
 void ds4_count_done(struct ds4_metrics *m, const struct ds4_request *req, enum ds4_end end,
                     enum ds4_reason reason, enum ds4_request_state phase);
 

@@ -288,7 +288,7 @@ void ds4_engine_settle(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns)
     struct ds4_prefix_node *node = NULL;
 
     if (seq->n_flight != 0 || seq->req != NULL) { /* I11: its blocks are in use; nothing is freed */
-        ds4_metric_add(s->config.metrics, DS4_M_KV_INVARIANT_FAILURES, 1, "I11");
+        ds4_count_broken(s->config.metrics, "I11");
         s->failed = true;
         ds4_fail(&s->failure, DS4_E_BUG, "sequence %" PRIu64 " is freed with %d entries posted",
                  seq->id, seq->n_flight);
@@ -340,12 +340,18 @@ void ds4_engine_drop_hot(struct ds4_sched *s, int32_t index)
 
 void ds4_engine_evict(struct ds4_sched *s, struct ds4_prefix_node *victim)
 {
+    struct ds4_budget_sums before, after;
     int32_t hot;
 
+    ds4_budget_sums(s->budget, &before);
     while ((hot = ds4_prefix_hot_on(&s->prefix, victim)) >= 0)
         ds4_engine_drop_hot(s, hot);
-    ds4_metric_add(s->config.metrics, DS4_M_KV_EVICTIONS, 1, "hbm", "capacity");
     ds4_prefix_evict(&s->prefix, victim);
+    ds4_budget_sums(s->budget, &after);
+    ds4_metric_add(s->config.metrics, DS4_M_KV_EVICTIONS, 1, "hbm", "capacity");
+    ds4_metric_add(s->config.metrics, DS4_M_KV_EVICTED_BYTES,
+                   (double)((after.free - before.free) * ds4_points_block_bytes(&s->points)), "hbm",
+                   "capacity");
 }
 
 int ds4_engine_make_room(struct ds4_sched *s, const struct ds4_kv_ask *ask, uint64_t affinity,

@@ -7,14 +7,16 @@
  * their own, because with many running sequences they are most. */
 #include "router/sched/point.h"
 
+#include "common/metrics.h"
 #include "proto/point.h"
 #include "router/sched/prefix.h"
 
 #include <stdlib.h>
 
-void ds4_points_init(struct ds4_points *p, const struct ds4_kv_host *host)
+void ds4_points_init(struct ds4_points *p, const struct ds4_kv_host *host,
+                     struct ds4_metrics *metrics)
 {
-    *p = (struct ds4_points){.next_id = 1};
+    *p = (struct ds4_points){.next_id = 1, .metrics = metrics};
     if (host != NULL)
         p->host = *host;
 }
@@ -132,8 +134,13 @@ static bool make_room(struct ds4_points *p, const int64_t *bytes, enum ds4_point
     if (!has_bytes(p, bytes, NULL) && !can_make_room(p, bytes, class))
         return false;
     while (!has_bytes(p, bytes, NULL)) {
+        struct ds4_point *point = victim(p, class);
+
         p->n_thinned++;
-        ds4_points_drop(p, victim(p, class));
+        ds4_metric_add(p->metrics, DS4_M_KV_EVICTIONS, 1, "host", "capacity");
+        ds4_metric_add(p->metrics, DS4_M_KV_EVICTED_BYTES,
+                       (double)ds4_points_bytes_at(p, point->pos), "host", "capacity");
+        ds4_points_drop(p, point);
     }
     return true;
 }
@@ -204,6 +211,8 @@ void ds4_points_posted(struct ds4_points *p, int32_t n, int64_t step_no)
         struct ds4_point *point = p->wanted.ptr[i].point;
 
         point->save_step = step_no;
+        ds4_metric_add(p->metrics, DS4_M_KV_IO_BYTES, (double)ds4_points_bytes_at(p, point->pos),
+                       "host", "write");
         /* Without memory it never becomes ready and waits for its node's end. */
         (void)DS4_VEC_PUSH(&p->saving, point);
     }
@@ -313,6 +322,33 @@ int64_t ds4_points_used_bytes(const struct ds4_points *p)
         if (p->host.stage[s].used_bytes > most)
             most = p->host.stage[s].used_bytes;
     return most;
+}
+
+int64_t ds4_points_all_bytes(const struct ds4_points *p)
+{
+    int64_t bytes = 0;
+
+    for (int32_t s = 0; s < p->host.n_stage; s++)
+        bytes += p->host.stage[s].used_bytes + p->host.stage[s].held_bytes;
+    return bytes;
+}
+
+int64_t ds4_points_bytes_at(const struct ds4_points *p, int32_t pos)
+{
+    int64_t bytes = 0;
+
+    for (int32_t s = 0; s < p->host.n_stage; s++)
+        bytes += cost(p, s, pos);
+    return bytes;
+}
+
+int64_t ds4_points_block_bytes(const struct ds4_points *p)
+{
+    int64_t bytes = 0;
+
+    for (int32_t s = 0; s < p->host.n_stage; s++)
+        bytes += p->host.stage[s].block_bytes;
+    return bytes;
 }
 
 int ds4_points_check(const struct ds4_points *p, struct ds4_err *err)

@@ -92,11 +92,13 @@ struct ds4_points {
     DS4_VEC(uint64_t) dropped; /* ids the stages are to forget */
     bool watched;              /* somebody looks at the list below: those that became ready */
     DS4_VEC(struct ds4_point *) fresh;
-    uint64_t n_thinned; /* dropped for room */
+    uint64_t n_thinned;          /* dropped for room */
+    struct ds4_metrics *metrics; /* borrowed; NULL: nobody counts */
 };
 
-/* host may be NULL: no points at all. */
-void ds4_points_init(struct ds4_points *points, const struct ds4_kv_host *host);
+/* host may be NULL: no points at all; metrics too. */
+void ds4_points_init(struct ds4_points *points, const struct ds4_kv_host *host,
+                     struct ds4_metrics *metrics);
 /* Frees all points, those of nodes and sequences too. */
 void ds4_points_deinit(struct ds4_points *points);
 
@@ -139,6 +141,10 @@ void ds4_points_touch(struct ds4_points *points, struct ds4_point *point);
 void ds4_points_drop(struct ds4_points *points, struct ds4_point *point);
 /* What the fullest stage uses of its budget. */
 int64_t ds4_points_used_bytes(const struct ds4_points *points);
+/* Of all stages: points and what is held beside them; a point at `pos`; a cache block on the devices. */
+int64_t ds4_points_all_bytes(const struct ds4_points *points);
+int64_t ds4_points_bytes_at(const struct ds4_points *points, int32_t pos);
+int64_t ds4_points_block_bytes(const struct ds4_points *points);
 /* Recounts; -1 with DS4_E_BUG. */
 int ds4_points_check(const struct ds4_points *points, struct ds4_err *err) DS4_MUST_CHECK;
 

@@ -29,6 +29,29 @@ static int64_t unix_ns(const struct ds4_sched *s, int64_t now_ns)
     return now_ns + s->config.unix_offset_ns;
 }
 
+/* What became of a restore, in the words of its metric. */
+static void count_result(struct ds4_sched *s, const char *result)
+{
+    ds4_metric_add(s->config.metrics, DS4_M_KV_RESTORES, 1, "disk", result);
+}
+
+static const char *result_text(enum ds4_kv_reason reason)
+{
+    switch (reason) {
+    case DS4_KV_MISSING_PART:
+        return "missing";
+    case DS4_KV_NO_SPACE:
+    case DS4_KV_REFUSED:
+        return "capacity";
+    case DS4_KV_IO:
+        return "io";
+    case DS4_KV_CANCELLED:
+        return "cancelled";
+    default:
+        return "corrupt";
+    }
+}
+
 static void miss(struct ds4_sched *s, const char *why)
 {
     ds4_metric_add(s->config.metrics, DS4_M_KV_DISK_MISSES, 1, why);
@@ -239,6 +262,7 @@ static void fail(struct ds4_sched *s, struct ds4_restore *r, enum ds4_kv_reason 
         return;
     r->failed = true;
     r->reason = reason;
+    count_result(s, result_text(reason));
     snprintf(r->text, sizeof(r->text), "%s", text);
     if (is_bad(reason) || reason == DS4_KV_IO)
         ds4_tier_count_reject(s, reason);
@@ -320,6 +344,7 @@ bool ds4_restore_hold(struct ds4_sched *s, struct ds4_restore *r)
         ds4_points_hold(&s->points, r->held_bytes))
         return true;
     miss(s, "no_room");
+    count_result(s, "capacity");
     return false;
 }
 
@@ -425,8 +450,8 @@ static void make_ready(struct ds4_sched *s, struct ds4_restore *r, int64_t now_n
     seq->reading = false;
     ds4_catalog_use(s->tier.catalog, r->commit, unix_ns(s, now_ns));
     s->tier.uses_dirty = true;
-    ds4_metric_add(s->config.metrics, DS4_M_KV_DISK_HITS, 1, NULL);
-    ds4_metric_observe(s->config.metrics, DS4_M_KV_DISK_RESTORE_SECONDS, took_s, NULL);
+    count_result(s, "ok");
+    ds4_metric_observe(s->config.metrics, DS4_M_KV_RESTORE_SECONDS, took_s, "disk");
     ds4_log(DS4_LOG_INFO, "kv.restore", "request=%s tokens=%d read_mb=%.1f took_ms=%.0f",
             seq->req->id, r->commit->pos, (double)r->bytes / 1e6, took_s * 1e3);
     ds4_engine_admitted(s, seq->req, &hit, now_ns); /* the last: it may cancel */

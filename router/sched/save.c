@@ -360,10 +360,8 @@ static bool make_room(struct ds4_sched *s, struct ds4_saving *v, int64_t now_ns)
     ask.bytes += (uint64_t)v->m.pos * sizeof(*v->m.token);
     find_superseded(s, v, &superseded);
     good = ds4_catalog_make_room(t->catalog, &ask, &victims);
-    for (size_t i = 0; good && i < victims.len; i++) {
-        ds4_metric_add(s->config.metrics, DS4_M_KV_EVICTIONS, 1, "disk", "capacity");
-        ds4_tier_drop_commit(s, victims.ptr[i], false);
-    }
+    for (size_t i = 0; good && i < victims.len; i++)
+        ds4_tier_evict(s, victims.ptr[i]);
     DS4_VEC_DEINIT(&superseded);
     DS4_VEC_DEINIT(&victims);
     if (good) {

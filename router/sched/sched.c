@@ -177,7 +177,7 @@ int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form,
                           (int32_t)((int64_t)form->n_blocks * s->config.overcommit / 100));
     if (host != NULL && host->hot_tok > 0 && host->hot_tok < s->config.hot_window_tok)
         s->config.hot_window_tok = host->hot_tok;
-    ds4_points_init(&s->points, host);
+    ds4_points_init(&s->points, host, s->config.metrics);
     if (ds4_prefix_init(&s->prefix, s->budget, &s->points, form->n_blocks, s->config.hot_window_tok,
                         err) != 0) {
         drop_generation(s);
@@ -590,6 +590,8 @@ void ds4_sched_stats(const struct ds4_sched *s, struct ds4_sched_stats *stats)
         .idle = (int32_t)s->prefix.hot.len,
         .points = s->points.n_point,
         .point_bytes = ds4_points_used_bytes(&s->points),
+        .hbm_bytes = (sums.live + sums.cached + sums.io) * ds4_points_block_bytes(&s->points),
+        .host_bytes = ds4_points_all_bytes(&s->points),
         .index_tok = s->prefix.n_tok,
         .commits = s->tier.catalog == NULL ? 0 : ds4_catalog_n(s->tier.catalog),
         .disk_bytes = s->tier.catalog == NULL ? 0 : ds4_catalog_bytes(s->tier.catalog),

@@ -161,6 +161,8 @@ struct ds4_sched_stats {
     int32_t idle;        /* finished sequences that have a slot still */
     int32_t points;      /* restore points */
     int64_t point_bytes; /* of the fullest stage */
+    int64_t hbm_bytes;   /* rows in blocks that are not free, all stages; 0 without their sizes */
+    int64_t host_bytes;  /* restore points and what is being read, all stages */
     int64_t index_tok;   /* tokens in the prefix index */
     int32_t commits;     /* on disk */
     uint64_t disk_bytes; /* of them, all stages */

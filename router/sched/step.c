@@ -78,6 +78,9 @@ static int begin_seq(struct ds4_sched *s, struct ds4_seq *seq, struct ds4_step *
         op->epoch = lease->epoch;
         op->pos = seq->install->pos;
         op->point = seq->install->id;
+        ds4_metric_add(s->config.metrics, DS4_M_KV_RESTORES, 1, "host", "ok");
+        ds4_metric_add(s->config.metrics, DS4_M_KV_IO_BYTES,
+                       (double)ds4_points_bytes_at(&s->points, seq->install->pos), "host", "read");
         ds4_points_unpin(&s->points, seq->install);
         seq->install = NULL;
     }
@@ -174,12 +177,12 @@ static int fill_entry(struct ds4_sched *s, const struct ds4_pick *pick, struct d
     int32_t first, n;
 
     if (broken != NULL) {
-        ds4_metric_add(s->config.metrics, DS4_M_KV_INVARIANT_FAILURES, 1, broken);
+        ds4_count_broken(s->config.metrics, broken);
         return ds4_fail(err, DS4_E_BUG, "invariant %s: sequence %" PRIu64 " rows %d to %d", broken,
                         seq->id, pick->base_pos, end);
     }
     if (ds4_budget_fill(s->budget, seq->lease, end, &first, &n, err) != 0) {
-        ds4_metric_add(s->config.metrics, DS4_M_KV_INVARIANT_FAILURES, 1, "I1");
+        ds4_count_broken(s->config.metrics, "I1");
         return -1;
     }
     /* Of a replay, the tokens below the install position write no rows. */
@@ -187,7 +190,7 @@ static int fill_entry(struct ds4_sched *s, const struct ds4_pick *pick, struct d
         ds4_budget_may_write(s->budget, seq->lease,
                              pick->base_pos > seq->install_pos ? pick->base_pos : seq->install_pos,
                              end, err) != 0) {
-        ds4_metric_add(s->config.metrics, DS4_M_KV_INVARIANT_FAILURES, 1, "I5");
+        ds4_count_broken(s->config.metrics, "I5");
         return -1;
     }
     if (!seq->opened) {
@@ -258,7 +261,7 @@ static int build_and_send(struct ds4_sched *s, int32_t n_pick, struct ds4_posted
             ds4_engine_unpark(s, s->pick[i].seq->lease->slot);
     }
     if (ds4_budget_is_broken(s->budget)) {
-        ds4_metric_add(s->config.metrics, DS4_M_KV_INVARIANT_FAILURES, 1, "I9");
+        ds4_count_broken(s->config.metrics, "I9");
         return ds4_fail(err, DS4_E_BUG, "the ledger of cache blocks is out of balance");
     }
     add_drops(s, &step);

@@ -259,8 +259,8 @@ static void note_answer(struct ds4_sched *s, struct ds4_transfer *transfer, int3
         transfer->bytes += done->bytes;
     }
     if (transfer->kind != DS4_TRANSFER_UNLINK && !done->existed)
-        ds4_metric_add(s->config.metrics, DS4_M_KV_DISK_IO, (double)done->bytes,
-                       transfer->kind == DS4_TRANSFER_WRITE ? "written" : "read");
+        ds4_metric_add(s->config.metrics, DS4_M_KV_IO_BYTES, (double)done->bytes, "disk",
+                       transfer->kind == DS4_TRANSFER_WRITE ? "write" : "read");
 }
 
 int ds4_sched_kv_done(struct ds4_sched *s, int32_t stage, const struct ds4_kv_done *done,
@@ -331,6 +331,16 @@ void ds4_tier_drop_commit(struct ds4_sched *s, struct ds4_commit *commit, bool q
     ds4_catalog_remove(t->catalog, commit, &garbage);
     ds4_tier_discard(s, id, &garbage);
     t->uses_dirty = true;
+}
+
+void ds4_tier_evict(struct ds4_sched *s, struct ds4_commit *commit)
+{
+    uint64_t before = ds4_catalog_bytes(s->tier.catalog);
+
+    ds4_tier_drop_commit(s, commit, false);
+    ds4_metric_add(s->config.metrics, DS4_M_KV_EVICTIONS, 1, "disk", "capacity");
+    ds4_metric_add(s->config.metrics, DS4_M_KV_EVICTED_BYTES,
+                   (double)(before - ds4_catalog_bytes(s->tier.catalog)), "disk", "capacity");
 }
 
 /* In use again, or about to be: its files stay. */
@@ -505,10 +515,8 @@ static void shrink(struct ds4_sched *s, int64_t now_ns)
 
     if (ds4_catalog_is_over(t->catalog))
         n = ds4_catalog_least(t->catalog, unix_ns(s, now_ns), victim);
-    for (int32_t i = 0; i < n && ds4_catalog_is_over(t->catalog); i++) {
-        ds4_metric_add(s->config.metrics, DS4_M_KV_EVICTIONS, 1, "disk", "capacity");
-        ds4_tier_drop_commit(s, victim[i], false);
-    }
+    for (int32_t i = 0; i < n && ds4_catalog_is_over(t->catalog); i++)
+        ds4_tier_evict(s, victim[i]);
     t->shrinking = n > 0 && ds4_catalog_is_over(t->catalog);
 }
 

@@ -138,6 +138,8 @@ void ds4_tier_tick(struct ds4_sched *s, int64_t now_ns);
 /* The commit leaves the catalogue, its manifest the folder (quarantine: as .bad, for people); files that only
  * it needed become garbage. */
 void ds4_tier_drop_commit(struct ds4_sched *s, struct ds4_commit *commit, bool quarantine);
+/* The same for room under the cap, counted. */
+void ds4_tier_evict(struct ds4_sched *s, struct ds4_commit *commit);
 /* Objects whose files are to be removed; takes the list.  The .w file of `id` goes with them. */
 void ds4_tier_discard(struct ds4_sched *s, const uint8_t *id, struct ds4_disk_objects *object);
 /* A job for all stages; NULL if it cannot be sent now. */

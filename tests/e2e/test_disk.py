@@ -99,7 +99,7 @@ class Disk(unittest.TestCase):
             again, prompt, cached = self.ask(talk_)
             self.assertEqual(again, text)
             self.assertLess(prompt - cached, 128)
-            self.assertEqual(self.metric("ds4_kv_disk_hits_total"), 1)
+            self.assertEqual(self.metric("ds4_kv_restores_total", 'tier="disk",result="ok"'), 1)
             self.assertEqual(self.metric("ds4_kv_disk_rejects_total"), 0)
             self.stop()
 
@@ -117,7 +117,7 @@ class Disk(unittest.TestCase):
         more = long + [{"role": "assistant", "content": second},
                        {"role": "user", "content": "And who has none?"}]
         text, prompt, cached = self.ask(more)
-        self.assertEqual(self.metric("ds4_kv_disk_hits_total"), 2)
+        self.assertEqual(self.metric("ds4_kv_restores_total", 'tier="disk",result="ok"'), 2)
         self.stop()
         shutil.rmtree(self.folder)
         self.start()
@@ -238,7 +238,7 @@ class Disk(unittest.TestCase):
             self.ask(talk(name, 60), 2)
         self.wait("a full disk", lambda: self.metric("ds4_kv_disk_write_skips_total", 'reason="value"') > 0 or
                   self.metric("ds4_kv_evictions_total", 'tier="disk"') > 0)
-        self.assertLessEqual(self.metric("ds4_kv_disk_bytes"), 1 << 20)
+        self.assertLessEqual(self.metric("ds4_kv_bytes", 'tier="disk"'), 1 << 20)
         size = sum(os.path.getsize(path) for path in self.parts("ext") + self.parts("tail"))
         self.assertLessEqual(size, 3 << 19)
 

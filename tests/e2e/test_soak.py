@@ -66,6 +66,8 @@ class Mixed(Flat):
     def setUp(self):
         self.whole = e2e.SECONDS >= 600
         settings = {"model": {"context": 2048}, "kv": {"blocks": 40, "host_mb": 64},
+                    # Who waits for a processor is not dead: a loss is what test_service.py Kills is about.
+                    "cluster": {"lost_ms": 60000},
                     "sched": {"max_seqs": 4, "queue_max": 64, "queue_s": 600}}
         self.rig = e2e.rig(stages=2, settings=settings) if self.whole else ScriptedRig(
             {"rules": [{"contains": "", "text": "one two three ", "repeat": True}]}, settings)
@@ -120,7 +122,7 @@ class Mixed(Flat):
             try:
                 if not self.ask(rng, talk):
                     self.wrong.append("client %d, request %d" % (seed, i))
-            except (OSError, http.client.HTTPException, ValueError, KeyError, IndexError) as e:
+            except (OSError, e2e.RigError, http.client.HTTPException, ValueError, KeyError, IndexError) as e:
                 self.wrong.append("client %d, request %d: %r" % (seed, i, e))
             self.done += 1
 

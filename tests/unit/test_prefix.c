@@ -30,7 +30,7 @@ static void open_rig(struct rig *r, int32_t n_points)
     *r = (struct rig){.budget = ds4_budget_new(N_BLOCKS, N_SLOTS, MAX_TOK, NULL)};
     assert_non_null(r->budget);
     host.stage[0].max_bytes = (int64_t)n_points * 64;
-    ds4_points_init(&r->points, &host);
+    ds4_points_init(&r->points, &host, NULL);
     assert_int_equal(ds4_prefix_init(&r->prefix, r->budget, &r->points, N_BLOCKS, 120, NULL), 0);
 }
 
