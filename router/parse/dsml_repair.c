@@ -39,8 +39,7 @@ static void wrapper_is_text(struct ds4_stream *s)
 
     ds4_state_consume(s, s->wrapper.end);
     s->state = DS4_STATE_TEXT;
-    if (s->wrapper.dsml)
-        s->n_text_wrappers++;
+    s->n_text_wrappers++;
     ds4_channel_text(s, tag);
 }
 

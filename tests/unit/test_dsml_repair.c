@@ -101,6 +101,14 @@ static void closers_of_openers_that_became_text_are_text(void **state)
     reads("a</｜DSML｜x>", "|a</｜DSML｜x>||stop");
 }
 
+/* A wrapper opener quoted as plain XML lost the closer that the text quoted with it. */
+static void the_closer_of_a_plain_wrapper_that_became_text_is_text(void **state)
+{
+    (void)state;
+    reads("a <tool_calls> b" BLOCK BLOCK "c", "|a <tool_calls> b" BLOCK "c||stop");
+    reads("a <function_calls>" INVOKE BLOCK, "|a <function_calls>" BLOCK "||stop");
+}
+
 static void a_tool_name_in_a_parameter_tag_is_the_invoke(void **state)
 {
     (void)state;
@@ -239,6 +247,7 @@ int main(void)
         cmocka_unit_test(blanks_that_come_with_a_closer_are_still_blanks),
         cmocka_unit_test(gates_keep_the_whole_span_as_text),
         cmocka_unit_test(closers_of_openers_that_became_text_are_text),
+        cmocka_unit_test(the_closer_of_a_plain_wrapper_that_became_text_is_text),
         cmocka_unit_test(a_tool_name_in_a_parameter_tag_is_the_invoke),
         cmocka_unit_test(parameters_without_opener_find_their_tool),
         cmocka_unit_test(a_json_body_is_taken_and_gated),
