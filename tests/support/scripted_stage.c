@@ -209,6 +209,20 @@ static void drop_table(struct ds4_scripted_stage *stage, struct ds4_scripted_slo
         stage->users[slot->block[--slot->n_block]]--;
 }
 
+/* The step is gone when its sequences sample: what they need of it is copied. */
+static void keep_open(struct ds4_scripted_slot *slot, const struct ds4_seq_open *open)
+{
+    struct ds4_sampling *sampling = &slot->how.sampling;
+
+    slot->how = *open;
+    for (int32_t i = 0; i < sampling->n_forced; i++)
+        slot->forced_id[i] = sampling->forced_id[i];
+    sampling->forced_id = slot->forced_id;
+    sampling->n_bias = sampling->n_allowed = 0; /* a script samples nothing */
+    sampling->bias_id = sampling->allowed_id = NULL;
+    sampling->bias = NULL;
+}
+
 static void close_and_open(struct ds4_scripted_stage *stage, const struct ds4_step *step)
 {
     for (int32_t i = 0; i < step->n_close; i++) {
@@ -232,7 +246,7 @@ static void close_and_open(struct ds4_scripted_stage *stage, const struct ds4_st
         slot->open = true;
         slot->seq = open->seq;
         slot->epoch = open->epoch;
-        slot->how = *open;
+        keep_open(slot, open);
         slot->ended_at = -1;
         slot->sampled_at = -1;
         slot->replay_to = 0;

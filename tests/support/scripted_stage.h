@@ -23,7 +23,8 @@ struct ds4_scripted_slot {
     bool open;
     uint64_t seq;
     uint32_t epoch;
-    struct ds4_seq_open how;
+    struct ds4_seq_open how; /* its arrays are those below, the others are gone with the step */
+    int32_t forced_id[DS4_MAX_FORCED_IDS];
     bool fresh; /* opened, nothing run yet */
     int32_t install_pos;
     int32_t replay_to;      /* > position: rows up to there are run for the rings alone */
