@@ -15,15 +15,21 @@ import tempfile
 import time
 
 
+RESERVED = []  # sockets of free_port(), as long as this process lives
+
+
 class RigError(Exception):
     """The rig did not do what was asked; the message carries the last log lines."""
 
 
 def free_port():
-    """A TCP port that was free a moment ago on loopback."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    """A TCP port on loopback for one server of ours.  A socket that is bound and never listens keeps it from
+    everybody else, connections that go out among them; the server binds beside it, as both reuse addresses."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    RESERVED.append(sock)
+    return sock.getsockname()[1]
 
 
 def quote(value):
@@ -84,21 +90,21 @@ class Rig:
         self.workers[stage] = self._spawn("ds4-worker", ["--stage", str(stage)],
                                           "stage%d.log" % stage)
 
-    def start(self, timeout=60):
+    def start(self, timeout=120):
         """Starts everything and waits until /health answers 200."""
         self.start_router()
         for stage in range(self.stages):
             self.start_worker(stage)
         return self.wait_ready(timeout)
 
-    def wait_ready(self, timeout=60):
+    def wait_ready(self, timeout=120):
         """Waits until the rig can produce tokens; returns the health body."""
         deadline = time.monotonic() + timeout
         last = "no answer"
         while time.monotonic() < deadline:
             self.check_alive()
             try:
-                status, _, body = self.request("GET", "/health", timeout=5)
+                status, _, body = self.request("GET", "/health", timeout=20)
                 if status == 200:
                     return json.loads(body)
                 last = "%d %s" % (status, body.decode("utf-8", "replace"))
@@ -107,11 +113,11 @@ class Rig:
             time.sleep(0.05)
         raise RigError("not ready after %d s: %s\n%s" % (timeout, last, self.logs()))
 
-    def wait_not_ready(self, timeout=10):
+    def wait_not_ready(self, timeout=60):
         """Waits until /health stops answering 200; returns the seconds it took."""
         begin = time.monotonic()
         while time.monotonic() - begin < timeout:
-            if self.request("GET", "/health", timeout=5)[0] != 200:
+            if self.request("GET", "/health", timeout=20)[0] != 200:
                 return time.monotonic() - begin
             time.sleep(0.02)
         raise RigError("/health stayed 200 for %d s\n%s" % (timeout, self.logs()))

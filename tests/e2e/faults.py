@@ -10,7 +10,6 @@ import shutil
 import sys
 import tempfile
 import threading
-import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
@@ -32,12 +31,12 @@ class Faults(unittest.TestCase):
     def tearDown(self):
         self.rig.stop()
 
-    def start(self, fault, stage, timeout=60):
+    def start(self, fault, stage):
         """A rig whose worker `stage` has the fault."""
         self.rig.start_router()
         self.start_worker(stage, fault)
         self.rig.start_worker(1 - stage)
-        return self.rig.wait_ready(timeout)
+        return self.rig.wait_ready()
 
     def start_worker(self, stage, fault):
         os.environ["DS4_FAULT"] = "%s:%d" % (fault, stage)
@@ -50,8 +49,8 @@ class Faults(unittest.TestCase):
         with open(os.path.join(self.rig.folder, "stage%d.log" % stage), encoding="utf-8") as log:
             return log.read()
 
-    def exit_status(self, stage, seconds=10):
-        status = self.rig.workers[stage].wait(seconds)
+    def exit_status(self, stage):
+        status = self.rig.workers[stage].wait(e2e.PATIENCE)
         self.rig.workers[stage] = None
         return status
 
@@ -68,7 +67,7 @@ class Faults(unittest.TestCase):
         return frames, reader
 
     def assert_ends_with_an_error(self, frames, reader):
-        reader.join(10)
+        reader.join(e2e.PATIENCE)
         self.assertFalse(reader.is_alive(), "the stream hangs\n" + self.rig.logs())
         data = [text for event, text in frames if event != ":"]
         self.assertEqual(data[-1], "[DONE]")
@@ -79,25 +78,25 @@ class Faults(unittest.TestCase):
         router = self.rig.router.pid
         for _ in range(2):
             frames, reader = self.story()
-            self.assertEqual(self.exit_status(1, 20), 70)
-            self.assertLess(self.rig.wait_not_ready(), 3)
+            self.assertEqual(self.exit_status(1), 70)
+            self.rig.wait_not_ready()
             self.assert_ends_with_an_error(frames, reader)
             self.assertEqual(self.rig.request("POST", CHAT, HELLO)[0], 503)
             self.start_worker(1, "cuda_sticky_error:30")
-            self.rig.wait_ready(30)
+            self.rig.wait_ready()
             self.assertEqual(self.answer(), TEXT)
         self.assertEqual(self.rig.router.pid, router)
         self.assertIsNone(self.rig.router.poll())
 
     def test_a_card_that_needs_an_operator_ends_its_worker_with_79_and_is_counted(self):
         self.start("card_xid:12", 1)
-        self.assertEqual(self.exit_status(1, 30), 79)
-        self.assertLess(self.rig.wait_not_ready(), 3)
+        self.assertEqual(self.exit_status(1), 79)
+        self.rig.wait_not_ready()
         text = self.rig.request("GET", "/metrics")[2].decode()
         self.assertRegex(text, r'ds4_gpu_xid_total\{[^}]*stage="1",code="79"\} 1')
         self.assertIn("Xid 79", self.log(1))
         self.rig.start_worker(1)
-        self.rig.wait_ready(30)
+        self.rig.wait_ready()
         self.assertEqual(self.answer(), TEXT)
         text = self.rig.request("GET", "/metrics")[2].decode()
         self.assertRegex(text, r'ds4_worker_restarts_total\{[^}]*stage="1",exit="79"\} 1')
@@ -105,8 +104,8 @@ class Faults(unittest.TestCase):
     def test_the_report_of_a_fault_names_where_and_the_last_64_steps(self):
         self.start("cuda_sticky_error:80", 0)
         _, reader = self.story()
-        self.assertEqual(self.exit_status(0, 20), 70)
-        reader.join(10)
+        self.assertEqual(self.exit_status(0), 70)
+        reader.join(e2e.PATIENCE)
         log = self.log(0)
         report = re.search(r'fatal exit=70 meaning="device fault" stage=0 generation=(\d+) '
                            r"step=(\d+) layer=-?\d+ message=\"(.*)\"", log)
@@ -121,11 +120,11 @@ class Faults(unittest.TestCase):
     def violation(self, fault):
         self.start(fault, 1)
         frames, reader = self.story()
-        self.assertEqual(self.exit_status(1, 20), 72)
-        self.assertLess(self.rig.wait_not_ready(), 3)
+        self.assertEqual(self.exit_status(1), 72)
+        self.rig.wait_not_ready()
         self.assert_ends_with_an_error(frames, reader)
         self.rig.start_worker(1)
-        self.rig.wait_ready(30)
+        self.rig.wait_ready()
         self.assertEqual(self.answer(), TEXT)
 
     def test_a_step_that_never_arrives_ends_the_worker_with_72_at_the_next(self):
@@ -137,7 +136,7 @@ class Faults(unittest.TestCase):
     def test_a_row_that_is_not_finite_is_an_error_of_that_answer_alone(self):
         self.start("nan_logits:60", 1)
         frames, reader = self.story()
-        reader.join(20)
+        reader.join(e2e.PATIENCE)
         data = [text for event, text in frames if event != ":"]
         self.assertEqual(data[-1], "[DONE]")
         self.assertIn("error", json.loads(data[-2]))
@@ -149,8 +148,8 @@ class Faults(unittest.TestCase):
     def broken_index(self, fault, stage, what):
         self.start(fault, stage)
         frames, reader = self.story()
-        self.assertEqual(self.exit_status(stage, 20), 70)
-        self.assertLess(self.rig.wait_not_ready(), 3)
+        self.assertEqual(self.exit_status(stage), 70)
+        self.rig.wait_not_ready()
         self.assert_ends_with_an_error(frames, reader)
         self.assertIn(what, self.log(stage))
 
@@ -163,11 +162,11 @@ class Faults(unittest.TestCase):
     def test_a_stage_killed_before_it_sends(self):
         self.start("nccl_peer_exit:20", 0)
         frames, reader = self.story()
-        self.assertEqual(self.exit_status(0, 20), -9)
-        self.assertLess(self.rig.wait_not_ready(), 3)
+        self.assertEqual(self.exit_status(0), -9)
+        self.rig.wait_not_ready()
         self.assert_ends_with_an_error(frames, reader)
         self.rig.start_worker(0)
-        self.rig.wait_ready(30)
+        self.rig.wait_ready()
         self.assertEqual(self.answer(), TEXT)
 
     def test_rows_that_never_come_end_the_generation_and_the_next_one_works(self):
@@ -177,7 +176,7 @@ class Faults(unittest.TestCase):
         generation = self.rig.wait_ready()["generation"]
         frames, reader = self.story()
         self.assert_ends_with_an_error(frames, reader)
-        self.assertGreater(self.rig.wait_ready(30)["generation"], generation)
+        self.assertGreater(self.rig.wait_ready()["generation"], generation)
         self.assertEqual(self.answer(), TEXT)
         self.assertEqual([w.poll() for w in self.rig.workers], [None, None])
 
@@ -238,10 +237,7 @@ class DiskFaults(unittest.TestCase):
         return self.rig.router if who == "router" else self.rig.workers[who]
 
     def wait(self, what, done):
-        deadline = time.monotonic() + 30
-        while not done():
-            self.assertLess(time.monotonic(), deadline, what + "\n" + self.rig.logs())
-            time.sleep(0.02)
+        e2e.wait_until(done, lambda: what + "\n" + self.rig.logs())
 
     def metric(self, name, labels=""):
         text = self.rig.request("GET", "/metrics")[2].decode()
@@ -280,7 +276,7 @@ class DiskFaults(unittest.TestCase):
         if who != "router":
             self.rig.wait_not_ready()
         self.spawn(who)
-        self.rig.wait_ready(30)
+        self.rig.wait_ready()
         cached = self.ask()
         if kept:
             self.assertGreater(cached, 500)
@@ -360,7 +356,7 @@ class DiskFaults(unittest.TestCase):
         self.rig.workers[1].wait(30)
         self.spawn(1, fault)
         self.spawn("router")
-        self.rig.wait_ready(30)
+        self.rig.wait_ready()
         self.wait("the scan", lambda: self.metric("ds4_kv_disk_commits") == 2)
         cached = self.ask()
         if reason is None:

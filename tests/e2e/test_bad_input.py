@@ -125,7 +125,7 @@ class Requests(unittest.TestCase):
     def test_garbage_on_the_socket_is_answered_and_survived(self):
         for junk in (b"\x00" * 100, b"GET", b"POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
                      b"GET / HTTP/9.9\r\n\r\n", b"A" * 70000):
-            with socket.create_connection(("127.0.0.1", self.rig.port), timeout=5) as sock:
+            with socket.create_connection(("127.0.0.1", self.rig.port), timeout=e2e.PATIENCE) as sock:
                 sock.sendall(junk)
                 sock.shutdown(socket.SHUT_WR)
                 while sock.recv(4096):

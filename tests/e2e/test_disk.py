@@ -9,14 +9,13 @@ import shutil
 import struct
 import sys
 import tempfile
-import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import e2e  # noqa: E402
 
 CHAT = "/v1/chat/completions"
-SECONDS = 30
+
 SHORT = not any(word.startswith("--seconds") for word in sys.argv)  # see tests/unit/test_disk_stories.c for the rest
 
 
@@ -53,10 +52,7 @@ class Disk(unittest.TestCase):
             return log.read()
 
     def wait(self, what, done):
-        deadline = time.monotonic() + SECONDS
-        while not done():
-            self.assertLess(time.monotonic(), deadline, what + "\n" + self.rig.logs())
-            time.sleep(0.02)
+        e2e.wait_until(done, lambda: what + "\n" + self.rig.logs())
 
     def metric(self, name, labels=""):
         text = self.rig.request("GET", "/metrics")[2].decode()
@@ -162,7 +158,7 @@ class Disk(unittest.TestCase):
 
     def stop_router(self):
         self.rig.router.terminate()
-        self.assertEqual(self.rig.router.wait(SECONDS), 0)
+        self.assertEqual(self.rig.router.wait(e2e.PATIENCE), 0)
 
     def start_router(self):
         """Workers keep their weights; a new router knows what is on disk and nothing else."""

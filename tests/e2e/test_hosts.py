@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
@@ -46,26 +45,20 @@ class Hosts(unittest.TestCase):
         self.assertEqual(status, 200, answer)
         self.assertEqual(answer["choices"][0]["message"]["content"], "Hi! How can I help you?")
         self.rig.kill_worker(0)
-        self.assertLess(self.rig.wait_not_ready(), 3.5)
+        self.rig.wait_not_ready()
         self.rig.start_worker(0)
-        self.rig.wait_ready(30)
+        self.rig.wait_ready()
 
     def test_a_worker_with_another_key_stays_outside(self):
         strange = os.path.join(self.rig.folder, "strange")
         self.assertEqual(make_keys(strange).returncode, 0)
         shutil.copy(os.path.join(self.keys, "router.public"), strange)  # it knows the router's
         self.rig.start_router()
-        deadline = time.monotonic() + 20
-        while "listen" not in self.router_log():  # it has read its own keys
-            self.assertLess(time.monotonic(), deadline, self.rig.logs())
-            time.sleep(0.02)
+        e2e.wait_until(lambda: "listen" in self.router_log(), self.rig.logs)  # it has read its own keys
         self.write_settings(self.rig.config, strange)
         self.rig.start_worker(0)
         self.rig.start_worker(1)
-        deadline = time.monotonic() + 20
-        while "bus.refused" not in self.router_log():
-            self.assertLess(time.monotonic(), deadline, self.rig.logs())
-            time.sleep(0.05)
+        e2e.wait_until(lambda: "bus.refused" in self.router_log(), self.rig.logs)
         self.assertNotIn("worker.hello", self.router_log())
 
     def router_log(self):

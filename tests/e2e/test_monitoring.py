@@ -125,12 +125,12 @@ class Running(unittest.TestCase):
     @classmethod
     def tearDownClass(cls):
         cls.prometheus.terminate()
-        cls.prometheus.wait(20)
+        cls.prometheus.wait(e2e.PATIENCE)
         cls.rig.stop()
         shutil.rmtree(cls.folder, ignore_errors=True)
 
     def api(self, path):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=e2e.PATIENCE)
         try:
             connection.request("GET", "/api/v1/" + path)
             answer = json.loads(connection.getresponse().read())
@@ -142,7 +142,7 @@ class Running(unittest.TestCase):
     def query(self, expression):
         return self.api("query?" + urllib.parse.urlencode({"query": expression}))["result"]
 
-    def wait(self, expression, good, seconds=20):
+    def wait(self, expression, good, seconds=e2e.PATIENCE):
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -178,7 +178,7 @@ class Running(unittest.TestCase):
         self.wait('ALERTS{alertname="Ds4StageDown",stage="1",alertstate="pending"}',
                   lambda values: values == [1])
         self.rig.start_worker(1)
-        self.rig.wait_ready(30)
+        self.rig.wait_ready()
         self.wait("ds4_ready", lambda values: values == [1])
         self.wait('ds4_worker_restarts_total{stage="1",exit="signal"}', lambda values: values == [1])
 

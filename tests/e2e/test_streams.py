@@ -72,12 +72,8 @@ class Streams(unittest.TestCase):
         cls.rig.stop()
 
     def wait_idle(self):
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            if metric(self.rig, "ds4_requests_inflight") == 0:
-                return
-            time.sleep(0.05)
-        self.fail("requests stay in flight: %g" % metric(self.rig, "ds4_requests_inflight"))
+        e2e.wait_until(lambda: metric(self.rig, "ds4_requests_inflight") == 0,
+                       lambda: "requests stay in flight: %g" % metric(self.rig, "ds4_requests_inflight"))
 
     def test_concurrent_streams_equal_their_solo_runs(self):
         solo = [text_of(self.rig, body_of(n)) for n in range(N_STREAMS)]
@@ -85,7 +81,7 @@ class Streams(unittest.TestCase):
         wrong, rounds = [], [0] * N_STREAMS
 
         def run(number):
-            while time.monotonic() < ends and not wrong:
+            while (time.monotonic() < ends or not rounds[number]) and not wrong:
                 try:
                     got = text_of(self.rig, body_of(number))
                 except Exception as problem:  # a thread must report, not die
@@ -98,7 +94,8 @@ class Streams(unittest.TestCase):
         threads = [threading.Thread(target=run, args=(n,)) for n in range(N_STREAMS)]
         for thread in threads:
             thread.start()
-        time.sleep(min(2.0, e2e.SECONDS / 2))
+        # What a first round of all at once takes is no growth.
+        e2e.wait_until(lambda: all(rounds) or wrong, lambda: "rounds: %r" % rounds)
         processes = [self.rig.router] + self.rig.workers
         before = [rss_kib(p) for p in processes]
         with e2e.Progress("streams", lambda: sum(rounds), seconds=e2e.SECONDS):
@@ -120,9 +117,7 @@ class Streams(unittest.TestCase):
             if stream:
                 response = connection.getresponse()
                 response.read(200)
-            else:
-                time.sleep(0.3)
-            self.assertGreater(metric(self.rig, "ds4_requests_inflight"), 0)
+            e2e.wait_until(lambda: metric(self.rig, "ds4_requests_inflight") > 0)
             connection.sock.close()
             connection.close()
             del connection

