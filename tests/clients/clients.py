@@ -75,7 +75,7 @@ class Run:
         except ProcessLookupError:
             pass
         self.process.wait()
-        self.reader.join(5)
+        self.reader.join(60)
         self.process.stdout.close()
         return status
 

@@ -46,7 +46,8 @@ class Model(unittest.TestCase):
     def take_a_turn(self, client, greets):
         if client.missing():
             self.skipTest(client.missing())
-        rig = e2e.rig(stages=1, settings={"model": {"context": 65536}, "sched": {"chunk_tok": 2048}})
+        rig = e2e.rig(stages=1, settings={"model": {"context": 65536}, "sched": {"chunk_tok": 2048},
+                                          "sampling": {"temperature": 0}})
         try:
             rig.start()
             run = client.start(rig.port, "Hello")
