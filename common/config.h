@@ -119,6 +119,7 @@ struct ds4_config {
         int32_t disk_mb;
         char *disk_dir;
         int32_t disk_write_mbps;
+        int32_t disk_timeout_s;
     } kv;
     struct {
         unsigned int

@@ -140,6 +140,8 @@ const struct ds4_setting ds4_settings[] = {
         "folder for them, on each worker's host and, for the lists of what is there, the router's"),
     NUM(kv, disk_write_mbps, "200", 0, 1000000, "MB/s",
         "each stage writes no faster to disk; 0 = no limit"),
+    NUM(kv, disk_timeout_s, "30", 1, 3600, "s",
+        "a disk that is silent for so long is left alone until it answers; requests go on without"),
 
     ROW_AT(think, "default", default_effort, "high", 0, 0, "off|low|high|max", "",
            "reasoning effort of a request that names none", true),

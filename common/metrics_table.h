@@ -224,7 +224,7 @@
     X(KV_POINT_BYTES, "ds4_kv_point_bytes", GAUGE, NONE, "",                                       \
       "Host memory for restore points, of the fullest stage")                                      \
     X(KV_DISK_MISSES, "ds4_kv_disk_misses_total", COUNTER, NONE,                                   \
-      "reason=none|scanning|no_room|failed",                                                       \
+      "reason=none|scanning|no_room|failed|stalled",                                               \
       "Requests that looked for their prompt on disk and do without")                              \
     X(KV_DISK_REJECTS, "ds4_kv_disk_rejects_total", COUNTER, NONE,                                 \
       "reason=magic|version|fingerprint|size|crc|tokens|missing_part|io",                          \

@@ -254,6 +254,7 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
         .metrics = app->metrics,
         .disk_bytes = (uint64_t)c->kv.disk_mb << 20,
         .disk_dir = c->kv.disk_dir,
+        .disk_ms = c->kv.disk_timeout_s * 1000,
         .disk_wake = wake_loop,
         .disk_wake_arg = app,
         .unix_offset_ns = ds4_clock_unix_ns() - ds4_clock_ns(),

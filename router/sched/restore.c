@@ -20,7 +20,6 @@
 #include <stdlib.h>
 
 #define WINDOW       16 /* parts asked for at once */
-#define LATE_NS      (30 * DS4_NS_PER_SEC)
 #define LOG_EVERY_NS (2 * DS4_NS_PER_SEC)
 #define MAX_BAD      2 /* generations that ended right after its install */
 
@@ -89,7 +88,7 @@ static struct ds4_restore *new_restore(struct ds4_sched *s, struct ds4_commit *c
     r->commit = commit;
     r->first = first;
     r->next = first;
-    r->begun_ns = r->heard_ns = r->logged_ns = now_ns;
+    r->begun_ns = r->logged_ns = now_ns;
     r->staging = calloc((size_t)commit->n_object, sizeof(*r->staging));
     if (r->staging == NULL || DS4_VEC_RESERVE(&s->tier.restore, s->tier.restore.len + 1) != 0) {
         free_restore(r);
@@ -117,6 +116,10 @@ struct ds4_restore *ds4_restore_look(struct ds4_sched *s, struct ds4_request *re
         return NULL;
     if (!t->works || !t->scanned) {
         miss(s, "scanning");
+        return NULL;
+    }
+    if (ds4_tier_is_stalled(s)) {
+        miss(s, "stalled");
         return NULL;
     }
     commit = ds4_catalog_find(t->catalog, token, n_tok - 1, ds4_chain_root(req->salt),
@@ -262,7 +265,9 @@ static void fail(struct ds4_sched *s, struct ds4_restore *r, enum ds4_kv_reason 
         return;
     r->failed = true;
     r->reason = reason;
-    count_result(s, result_text(reason));
+    count_result(s, ds4_tier_is_stalled(s) && reason == DS4_KV_CANCELLED && r->seq != NULL
+                        ? "timeout"
+                        : result_text(reason));
     snprintf(r->text, sizeof(r->text), "%s", text);
     if (is_bad(reason) || reason == DS4_KV_IO)
         ds4_tier_count_reject(s, reason);
@@ -357,7 +362,7 @@ void ds4_restore_cancel(struct ds4_sched *s, struct ds4_restore *r, bool held)
     free_restore(r);
 }
 
-void ds4_restore_loaded(struct ds4_sched *s, struct ds4_shelf_job *job, int64_t now_ns)
+void ds4_restore_loaded(struct ds4_sched *s, struct ds4_shelf_job *job)
 {
     struct ds4_tier *t = &s->tier;
     struct ds4_restore *r = NULL;
@@ -368,7 +373,6 @@ void ds4_restore_loaded(struct ds4_sched *s, struct ds4_shelf_job *job, int64_t 
             r = t->restore.ptr[i];
     if (r == NULL)
         return;
-    r->heard_ns = now_ns;
     if (job->rc != 0)
         fail(s, r, job->reason, job->err.msg, -1);
     else if (job->manifest.pos != r->commit->pos ||
@@ -406,13 +410,12 @@ static bool read_next(struct ds4_sched *s, struct ds4_restore *r)
     return true;
 }
 
-void ds4_restore_answered(struct ds4_sched *s, struct ds4_transfer *transfer, int64_t now_ns)
+void ds4_restore_answered(struct ds4_sched *s, struct ds4_transfer *transfer)
 {
     struct ds4_restore *r = transfer->owner;
 
     r->n_flight--;
     r->n_read++;
-    r->heard_ns = now_ns;
     r->bytes += transfer->bytes;
     if (transfer->reason != DS4_KV_OK)
         fail(s, r, transfer->reason, transfer->text, transfer->object);
@@ -469,8 +472,8 @@ static void advance(struct ds4_sched *s, struct ds4_restore *r, bool may_install
         return; /* its sequence's first step is about to be posted */
     if (r->seq == NULL && !r->failed)
         fail(s, r, DS4_KV_CANCELLED, "the request is gone", -1);
-    if (!r->failed && !has_all(r) && now_ns - r->heard_ns > LATE_NS)
-        fail(s, r, DS4_KV_IO, "a stage is late", -1);
+    if (!r->failed && !has_all(r) && ds4_tier_is_stalled(s))
+        fail(s, r, DS4_KV_CANCELLED, "the disk is late", -1); /* the commit may be sound */
     while (!r->failed && r->checked && r->n_flight < WINDOW && r->next < r->commit->n_object &&
            read_next(s, r)) {
     }

@@ -159,7 +159,7 @@ bool ds4_save_is_busy(const struct ds4_sched *s)
 {
     const struct ds4_tier *t = &s->tier;
 
-    return t->shelf != NULL && s->started && t->works && !s->failed &&
+    return t->shelf != NULL && s->started && t->works && !s->failed && !ds4_tier_is_stalled(s) &&
            (t->saving != NULL || t->queue.len > 0 || s->points.wanted.len > 0 ||
             s->points.saving.len > 0 || s->points.fresh.len > 0);
 }
@@ -534,6 +534,19 @@ void ds4_save_answered(struct ds4_sched *s, struct ds4_transfer *transfer, int64
     ds4_tier_forget_transfer(s, transfer);
 }
 
+void ds4_save_late(struct ds4_sched *s, struct ds4_transfer *transfer)
+{
+    struct ds4_saving *v = transfer->owner;
+
+    if (transfer->object == v->m.n_object - 1) {
+        transfer->point = v->point;
+        ds4_points_pin(&s->points, v->point);
+    }
+    transfer->owner = NULL;
+    v->n_flight--;
+    v->failed = true;
+}
+
 /* Without a .w file nobody would know of parts that come to nothing: none are written. */
 void ds4_save_noted(struct ds4_sched *s, const struct ds4_shelf_job *job)
 {
@@ -581,13 +594,15 @@ void ds4_save_tick(struct ds4_sched *s, int64_t now_ns)
 
     if (!t->scanned)
         return;
-    while (t->saving == NULL && t->queue.len > 0 && !t->shrinking) {
+    while (t->saving == NULL && t->queue.len > 0 && !t->shrinking && !ds4_tier_is_stalled(s)) {
         struct ds4_point *point = t->queue.ptr[0];
 
         memmove(t->queue.ptr, t->queue.ptr + 1, --t->queue.len * sizeof(*t->queue.ptr));
         begin(s, point, now_ns);
     }
     v = t->saving;
+    if (v != NULL && ds4_tier_is_stalled(s))
+        v->failed = true; /* whoever is late: what it waits for may never come */
     if (v == NULL || v->storing || (!v->noted && !v->failed))
         return;
     while (!v->failed && v->next < v->m.n_object) {

@@ -52,6 +52,7 @@ struct ds4_sched *ds4_sched_new(const struct ds4_sched_config *config,
     c->step_ms = or_default(c->step_ms, 30000);
     c->prefill_ms = or_default(c->prefill_ms, 120000);
     c->probe_ms = or_default(c->probe_ms, 10000);
+    c->disk_ms = or_default(c->disk_ms, 30000);
     s->port = *port;
     s->next_seq = 1;
     if (ds4_tier_init(s, err) != 0) {

@@ -50,6 +50,7 @@ struct ds4_sched_config {
     /* The disk tier: manifests here, parts at the stages.  0 bytes or NULL: none. */
     uint64_t disk_bytes;
     const char *disk_dir;         /* borrowed while ds4_sched_new runs */
+    int32_t disk_ms;              /* a job of it that is silent for so long is late [30000] */
     bool disk_no_thread;          /* for tests: files are written in the caller's time */
     void (*disk_wake)(void *arg); /* called by the disk thread: pump soon; NULL = nobody */
     void *disk_wake_arg;

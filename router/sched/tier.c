@@ -163,6 +163,7 @@ void ds4_tier_stop(struct ds4_sched *s, bool lost)
     }
     t->transfer.len = 0;
     t->n_write = 0;
+    t->n_late = 0;
     for (size_t i = 0; i < t->garbage.len; i++) {
         t->garbage.ptr[i]->next = 0; /* from the start: what is gone already is fine */
         t->garbage.ptr[i]->file = 0;
@@ -196,6 +197,7 @@ struct ds4_transfer *ds4_tier_transfer(struct ds4_sched *s, enum ds4_transfer_ki
         return NULL;
     }
     transfer->job = t->next_job++;
+    transfer->after_step = s->next_step;
     transfer->kind = kind;
     transfer->owner = owner;
     transfer->object = object;
@@ -213,6 +215,9 @@ void ds4_tier_forget_transfer(struct ds4_sched *s, struct ds4_transfer *transfer
             break;
         }
     t->n_write -= transfer->kind == DS4_TRANSFER_WRITE;
+    t->n_late -= transfer->late;
+    if (transfer->point != NULL)
+        ds4_points_unpin(&s->points, transfer->point);
     for (int32_t b = 0; b < transfer->n_block; b++)
         ds4_budget_unpin(s->budget, transfer->block[b]);
     if (transfer->n_block > 0)
@@ -279,16 +284,21 @@ int ds4_sched_kv_done(struct ds4_sched *s, int32_t stage, const struct ds4_kv_do
         return ds4_fail(err, DS4_E_PROTOCOL, "stage %d answers job %" PRIu64 ", nobody asked",
                         stage, done->job);
     transfer->answered |= bit;
+    t->heard_ns[stage] = now_ns;
     note_answer(s, transfer, stage, done);
     all = s->form.n_stage == DS4_MAX_STAGES ? UINT64_MAX : (UINT64_C(1) << s->form.n_stage) - 1;
     if (transfer->answered != all)
         return 0;
+    if (transfer->owner == NULL) { /* given up before */
+        ds4_tier_forget_transfer(s, transfer);
+        return 0;
+    }
     switch (transfer->kind) {
     case DS4_TRANSFER_WRITE:
         ds4_save_answered(s, transfer, now_ns);
         break;
     case DS4_TRANSFER_READ:
-        ds4_restore_answered(s, transfer, now_ns);
+        ds4_restore_answered(s, transfer);
         break;
     case DS4_TRANSFER_UNLINK:
         garbage_answered(s, transfer);
@@ -392,7 +402,7 @@ static void clean_up(struct ds4_sched *s)
 {
     struct ds4_tier *t = &s->tier;
 
-    while (t->garbage.len > 0 && t->scanned) {
+    while (t->garbage.len > 0 && t->scanned && !ds4_tier_is_stalled(s)) {
         struct ds4_garbage *g = t->garbage.ptr[0];
         struct ds4_shelf_job *job;
 
@@ -538,13 +548,14 @@ static void take_answers(struct ds4_sched *s, int64_t now_ns)
             ds4_save_stored(s, job, now_ns);
             break;
         case DS4_SHELF_LOAD:
-            ds4_restore_loaded(s, job, now_ns);
+            ds4_restore_loaded(s, job);
             break;
         default:
             if (job->rc != 0)
                 ds4_log(DS4_LOG_WARN, "kv.disk", "error=\"%s\"", job->err.msg);
         }
         ds4_shelf_job_free(job);
+        s->tier.shelf_ns = now_ns;
     }
 }
 
@@ -555,6 +566,7 @@ void ds4_tier_tick(struct ds4_sched *s, int64_t now_ns)
     if (t->shelf == NULL)
         return;
     take_answers(s, now_ns);
+    ds4_tier_watch(s, now_ns);
     if (t->uses_dirty && now_ns - t->uses_ns >= USES_EVERY_NS) {
         t->uses_ns = now_ns;
         note_uses(s);

@@ -13,6 +13,10 @@
  * stage has verified all of them, one step installs them and runs on.  Anything else: the lease goes
  * back, and the request is admitted again as if there were no disk.
  *
+ * Deadlines (tier_watch.c): a stage that is silent with jobs before it is late.  Its jobs are kept in the list,
+ * for it may still be at them, but nobody waits: saves come to nothing, requests go on cold, nothing more is
+ * asked for until it has answered.
+ *
  * Garbage (tier.c): objects of commits that were dropped, and of saves that came to nothing; the stages
  * remove the files, then the .w file that lists them goes.  It outlives a generation.
  *
@@ -51,6 +55,10 @@ struct ds4_transfer {
     enum ds4_kv_reason reason; /* of the first stage that could not */
     int32_t stage;             /* that stage */
     char text[128];
+    int64_t after_step;           /* the steps before it come before it at every stage */
+    int64_t reached_ns;           /* when those were done; 0: they are not */
+    bool late;                    /* nobody waits for it, but a stage may still be at it */
+    struct ds4_point *point;      /* of a late write: pinned, for it may still be read */
     uint64_t bytes;               /* written anew, or read */
     struct ds4_kv_part_ref *file; /* write: [n_stage], owned */
     int32_t n_block;              /* write: pinned */
@@ -97,7 +105,7 @@ struct ds4_restore {
     char text[128];
     uint64_t bytes, total_bytes;
     int64_t held_bytes[DS4_MAX_STAGES]; /* of the stages' host memory */
-    int64_t begun_ns, heard_ns, logged_ns;
+    int64_t begun_ns, logged_ns;
 };
 
 struct ds4_tier {
@@ -109,6 +117,11 @@ struct ds4_tier {
     bool scanned;                      /* the catalogue is that of `fingerprint` */
     bool shrinking;                    /* and above the cap: nothing is saved before it is not */
     uint8_t fingerprint[DS4_ID_BYTES]; /* of the folder that is open */
+    int64_t heard_ns[DS4_MAX_STAGES];  /* when each stage answered last */
+    int64_t shelf_ns;                  /* when the folder's thread did, or had nothing to do */
+    int32_t n_late;                    /* transfers that are */
+    bool shelf_late;
+    bool stalled; /* as it was in the last turn */
     uint64_t next_job, next_staging;
     DS4_VEC(struct ds4_transfer *) transfer;
     int32_t n_write; /* of them */
@@ -150,7 +163,17 @@ void ds4_tier_forget_transfer(struct ds4_sched *s, struct ds4_transfer *transfer
 bool ds4_tier_can_ask(const struct ds4_sched *s);
 void ds4_tier_count_reject(struct ds4_sched *s, enum ds4_kv_reason reason);
 
+/* tier_watch.c */
+
+/* Once per turn, before the rest: who is late, and who is not any more. */
+void ds4_tier_watch(struct ds4_sched *s, int64_t now_ns);
+/* A stage or the folder is late: nothing new is asked for, and what was is not waited for. */
+bool ds4_tier_is_stalled(const struct ds4_sched *s);
+
 /* save.c */
+
+/* A part of it is late: the save comes to nothing, the transfer is nobody's. */
+void ds4_save_late(struct ds4_sched *s, struct ds4_transfer *transfer);
 void ds4_save_consider(struct ds4_sched *s, int64_t now_ns);
 void ds4_save_tick(struct ds4_sched *s, int64_t now_ns);
 void ds4_save_answered(struct ds4_sched *s, struct ds4_transfer *transfer, int64_t now_ns);
@@ -182,8 +205,8 @@ void ds4_restore_want(struct ds4_sched *s, const struct ds4_request *req, int64_
 /* A step of the sequence came back. */
 void ds4_restore_acked(struct ds4_sched *s, const struct ds4_seq *seq, bool finite);
 void ds4_restore_tick(struct ds4_sched *s, int64_t now_ns);
-void ds4_restore_answered(struct ds4_sched *s, struct ds4_transfer *transfer, int64_t now_ns);
-void ds4_restore_loaded(struct ds4_sched *s, struct ds4_shelf_job *job, int64_t now_ns);
+void ds4_restore_answered(struct ds4_sched *s, struct ds4_transfer *transfer);
+void ds4_restore_loaded(struct ds4_sched *s, struct ds4_shelf_job *job);
 void ds4_restore_stop(struct ds4_sched *s, bool lost);
 /* The sequence is gone. */
 void ds4_restore_forget_seq(struct ds4_sched *s, const struct ds4_seq *seq);

@@ -196,15 +196,33 @@ void ds4_rig_client_free(struct ds4_rig_client *client)
     free(client);
 }
 
-void ds4_rig_disk(struct ds4_rig *rig)
+/* Answers, but those of stages that are mute: they are owed. */
+static void say(struct ds4_rig *rig, struct ds4_scripted_owed *what)
 {
-    struct ds4_kv_done done[DS4_MAX_STAGES];
+    struct ds4_scripted_disk *disk = rig->stage.disk;
     struct ds4_err err = {0};
 
-    while (rig->stage.disk != NULL &&
-           ds4_scripted_disk_run(rig->stage.disk, rig->form.n_stage, done))
+    if ((disk->mute >> what->stage & 1) != 0)
+        must(DS4_VEC_PUSH(&disk->owed, *what) == 0, "no memory");
+    else
+        must(ds4_sched_kv_done(rig->sched, what->stage, &what->done, rig->now_ns, &err) == 0,
+             err.msg);
+}
+
+void ds4_rig_disk(struct ds4_rig *rig)
+{
+    struct ds4_scripted_disk *disk = rig->stage.disk;
+    struct ds4_kv_done done[DS4_MAX_STAGES];
+
+    for (size_t n = disk == NULL ? 0 : disk->owed.len; n > 0; n--) {
+        struct ds4_scripted_owed first = disk->owed.ptr[0];
+
+        memmove(disk->owed.ptr, disk->owed.ptr + 1, --disk->owed.len * sizeof(first));
+        say(rig, &first);
+    }
+    while (disk != NULL && ds4_scripted_disk_run(disk, rig->form.n_stage, done))
         for (int32_t s = 0; s < rig->form.n_stage; s++)
-            must(ds4_sched_kv_done(rig->sched, s, &done[s], rig->now_ns, &err) == 0, err.msg);
+            say(rig, &(struct ds4_scripted_owed){.stage = s, .done = done[s]});
 }
 
 bool ds4_rig_turn(struct ds4_rig *rig)

@@ -33,6 +33,7 @@ void ds4_scripted_disk_form(struct ds4_scripted_disk *disk, struct ds4_scripted_
         free(disk->staging.ptr[i].part.cell);
     disk->staging.len = 0;
     disk->queue.len = 0;
+    disk->owed.len = 0;
     disk->staged_bytes = 0;
     disk->stage = stage;
     stage->disk = disk;
@@ -47,6 +48,7 @@ void ds4_scripted_disk_deinit(struct ds4_scripted_disk *disk)
     DS4_VEC_DEINIT(&disk->staging);
     DS4_VEC_DEINIT(&disk->part);
     DS4_VEC_DEINIT(&disk->queue);
+    DS4_VEC_DEINIT(&disk->owed);
 }
 
 static struct ds4_scripted_part *find_part(struct ds4_scripted_disk *disk, const uint8_t *key,

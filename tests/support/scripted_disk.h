@@ -41,6 +41,11 @@ struct ds4_scripted_job {
     struct ds4_kv_part_ref ref[DS4_MAX_STAGES];
 };
 
+struct ds4_scripted_owed {
+    int32_t stage;
+    struct ds4_kv_done done;
+};
+
 struct ds4_scripted_disk {
     struct ds4_scripted_stage *stage; /* of the generation that runs */
     int64_t block_bytes;              /* what a staged block holds of the host's memory */
@@ -50,7 +55,9 @@ struct ds4_scripted_disk {
     int64_t staged_bytes;
     uint64_t n_written, n_read, n_existed, n_unlinked; /* parts */
     uint64_t rows_written;
-    bool silent; /* jobs stay unanswered */
+    bool silent;   /* jobs stay undone */
+    uint64_t mute; /* bit per stage: what it did it does not say before the bit is gone ... */
+    DS4_VEC(struct ds4_scripted_owed) owed; /* ... in this order */
     /* The next job of that kind fails on that stage for that reason; DS4_KV_OK: none does. */
     enum ds4_kv_job_of fail_kind;
     int32_t fail_after; /* jobs of the kind that go well first */
