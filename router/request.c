@@ -311,8 +311,9 @@ struct ds4_accept ds4_request_accept(struct ds4_request *req, const struct ds4_t
     return accept;
 }
 
-/* Lets the parser decide everything undecided; its last word may be better than ours. */
-static int flush(struct ds4_request *req, enum ds4_end *end, struct ds4_err *err)
+/* Lets the parser decide everything undecided; its last word may be better than ours.  -1 with *reason. */
+static int flush(struct ds4_request *req, enum ds4_end *end, enum ds4_reason *reason,
+                 struct ds4_err *err)
 {
     bool cut = *end == DS4_END_LENGTH || *end == DS4_END_CONTEXT;
     const struct ds4_event *last;
@@ -325,6 +326,11 @@ static int flush(struct ds4_request *req, enum ds4_end *end, struct ds4_err *err
         ds4_stream_finish(req->parser, cut ? DS4_ENGINE_LENGTH : DS4_ENGINE_STOP, req->events,
                           err) != 0)
         return -1;
+    if (req->must_call && *end == DS4_END_EOS && ds4_stream_n_calls(req->parser, NULL) == 0) {
+        *reason = DS4_REASON_UNSATISFIED;
+        return ds4_fail(err, DS4_E_INVALID,
+                        "the model ended its turn without the call that tool_choice demands");
+    }
     last = req->events->list.len > 0 ? &req->events->list.ptr[req->events->list.len - 1] : NULL;
     if (last != NULL && last->kind == DS4_EVENT_FINISH) {
         req->finish = last->finish;
@@ -342,6 +348,7 @@ void ds4_request_finish(struct ds4_request *req, enum ds4_end end, enum ds4_reas
                         int32_t stop_id, int64_t now_ns, const struct ds4_err *err,
                         struct ds4_request_result *result)
 {
+    enum ds4_reason failure_reason = DS4_REASON_INTERNAL;
     struct ds4_err failure = {0};
 
     if (ds4_request_move(req, DS4_REQUEST_DRAINING, &failure) != 0)
@@ -350,10 +357,10 @@ void ds4_request_finish(struct ds4_request *req, enum ds4_end end, enum ds4_reas
     if (end == DS4_END_ERROR || end == DS4_END_CANCELLED) {
         if (err != NULL)
             result->err = *err;
-    } else if (flush(req, &end, &failure) != 0) {
+    } else if (flush(req, &end, &failure_reason, &failure) != 0) {
         end = DS4_END_ERROR;
         result->err = failure;
-        result->reason = DS4_REASON_INTERNAL;
+        result->reason = failure_reason;
     }
     req->timing.done_ns = now_ns;
     result->end = end;

@@ -86,7 +86,8 @@ const char *ds4_end_text(enum ds4_end end);
     X(DS4_REASON_RESTARTED, "pipeline_restarted") /* 503 */                                        \
     X(DS4_REASON_STAGE_DOWN, "stage_down")        /* 503 */                                        \
     X(DS4_REASON_POISONED, "poisoned_request")    /* 503 */                                        \
-    X(DS4_REASON_INTERNAL, "internal_error")      /* 500 */
+    X(DS4_REASON_UNSATISFIED, "tool_choice_unsatisfied") /* 500 */                                 \
+    X(DS4_REASON_INTERNAL, "internal_error")             /* 500 */
 
 enum ds4_reason {
 #define DS4_REASON_ENUM(name, text) name,
@@ -204,9 +205,11 @@ struct ds4_request {
     int32_t n_model_stop_id;
     int32_t stop_id[DS4_MAX_STOP_IDS];
     int32_t n_stop_text;
+    bool keep_stop_text;                          /* the one that ends the turn is shown */
     struct ds4_str stop_text[DS4_MAX_STOP_TEXTS]; /* matched by the stream parser on content only */
 
-    bool one_call; /* the turn ends behind its first complete call; needs a parser */
+    bool one_call;  /* the turn ends behind its first complete call; needs a parser */
+    bool must_call; /* a turn that the model ends without any call is an error; needs a parser */
 
     struct ds4_request_effort effort;
 

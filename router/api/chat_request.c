@@ -24,9 +24,14 @@ int ds4_chat_prompt_build(const struct ds4_api_context *context, const struct ds
 static int read_switches(const struct ds4_json *body, struct ds4_answer *answer,
                          struct ds4_api_error *error)
 {
+    const struct ds4_json *reasoning = ds4_json_find(body, "reasoning");
+    bool exclude = false;
+
     if (ds4_intake_stream(body, answer, error) != 0 ||
+        ds4_intake_switch(reasoning, "reasoning", "exclude", &exclude, error) != 0 ||
         ds4_intake_switch(body, "", "include_reasoning", &answer->include_reasoning, error) != 0)
         return -1;
+    answer->include_reasoning = answer->include_reasoning && !exclude;
     return ds4_intake_switch(body, "", "parallel_tool_calls", &answer->parallel_calls, error);
 }
 
@@ -65,6 +70,10 @@ static int read(struct ds4_answer *answer, struct ds4_body *body, struct ds4_cha
         ds4_params_read_logprobs(body->json, first, error) != 0 ||
         ds4_chat_prompt_build(context, body->root, &body->arena, prompt, error) != 0)
         return -1;
+    if (prompt->conversation.no_turn)
+        return ds4_api_fail(error, "unsupported_value", "add_generation_prompt",
+                            "add_generation_prompt: an answer needs a turn of its own, unless "
+                            "continue_final_message goes on with the last one");
     return ds4_intake_chat(answer, body->json, prompt, n_choice, error);
 }
 

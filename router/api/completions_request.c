@@ -113,6 +113,7 @@ static int set_parser(struct reader *r, struct ds4_request *req)
         .calls_mode = DS4_CALLS_AS_TEXT,
         .stops = req->stop_text,
         .n_stops = (size_t)req->n_stop_text,
+        .keep_stop = req->keep_stop_text,
         .random = ds4_intake_random,
     };
     if (ds4_request_set_parser(req, r->answer->context->vocab, config, &err) != 0)
@@ -279,6 +280,20 @@ static int read_params(struct reader *r, const struct ds4_json *body, struct ds4
     return 0;
 }
 
+/* Without an encoder nothing shows the model a schema, and without a parser nothing reads the answer. */
+static int check_format(const struct ds4_json *body, struct ds4_api_error *error)
+{
+    const struct ds4_json *type = ds4_json_find(ds4_json_find(body, "response_format"), "type");
+
+    if (ds4_json_find(body, "response_format") == NULL ||
+        (ds4_json_type(type) == DS4_JSON_STRING &&
+         ds4_str_equal(ds4_json_str(type), DS4_STR("text"))))
+        return 0;
+    return ds4_api_fail(error, "unsupported_value", "response_format",
+                        "response_format other than text is not supported here: "
+                        "/v1/chat/completions has it");
+}
+
 /* A list of ids is one prompt; any other list holds prompts. */
 static bool is_list_of_prompts(const struct ds4_json *prompt)
 {
@@ -298,7 +313,7 @@ static int read(struct ds4_answer *answer, struct ds4_body *body, struct ds4_cha
     (void)unused;
     if (first == NULL || ds4_intake_model(body->json, answer->context, first, error) != 0 ||
         ds4_params_refuse(body->json, answer->dialect->api, error) != 0 ||
-        ds4_intake_stream(body->json, answer, error) != 0 ||
+        check_format(body->json, error) != 0 || ds4_intake_stream(body->json, answer, error) != 0 ||
         read_params(&r, body->json, first) != 0 || read_suffix(&r, body->json) != 0)
         return -1;
     if (prompt == NULL)

@@ -189,6 +189,7 @@ static int make_parser(const struct ds4_api_context *context, const struct ds4_c
         .n_tools = c->n_tool,
         .stops = req->stop_text,
         .n_stops = (size_t)req->n_stop_text,
+        .keep_stop = req->keep_stop_text,
         .no_recovery = !context->config->parse.dsml_recovery,
         .no_plain_xml = !context->config->parse.dsml_heal_xml,
         .hold_max_bytes = (size_t)context->config->parse.dsml_hold_max,
@@ -247,6 +248,8 @@ static int finish_request(struct ds4_answer *answer, const struct ds4_chat_promp
     set_effort(req, &prompt->effort);
     req->stream = answer->stream;
     req->one_call = !answer->parallel_calls;
+    req->must_call =
+        c->tool_choice == DS4_TOOL_CHOICE_REQUIRED || c->tool_choice == DS4_TOOL_CHOICE_NAMED;
     if (!c->continue_last)
         req->turn_start = prompt->prompt.in_reasoning ? DS4_TURN_THINKING : DS4_TURN_PLAIN;
     req->sampling.think_close_id =
@@ -260,19 +263,14 @@ static int finish_request(struct ds4_answer *answer, const struct ds4_chat_promp
     return make_parser(answer->context, prompt, req, error);
 }
 
-/* Members about the cache and the tripwires, alike in every dialect. */
-static int read_extras(const struct ds4_json *body, struct ds4_request *req, bool *tripwire,
-                       struct ds4_api_error *error)
+/* Our own member: what only this server has a switch for. */
+static int read_extras(const struct ds4_json *body, bool *tripwire, struct ds4_api_error *error)
 {
     const struct ds4_json *ours = NULL;
     struct ds4_err err = {0};
-    bool cache = true;
 
-    if (ds4_intake_switch(body, "", "cache_prompt", &cache, error) != 0)
-        return -1;
     if (ds4_json_get_object(body, "", "ds4", &ours, &err) != 0)
         return ds4_api_fail(error, "invalid_value", "ds4", "%s", err.msg);
-    req->no_cache_reads = !cache;
     return ds4_intake_switch(ours, "ds4", "tripwire", tripwire, error);
 }
 
@@ -283,7 +281,7 @@ static int complete(struct ds4_answer *answer, const struct ds4_json *body,
     struct ds4_err err = {0};
     bool tripwire = true;
 
-    if (read_extras(body, req, &tripwire, error) != 0 ||
+    if (read_extras(body, &tripwire, error) != 0 ||
         ds4_session_read(answer, body, req, error) != 0 ||
         finish_request(answer, prompt, req, error) != 0)
         return -1;

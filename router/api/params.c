@@ -233,6 +233,8 @@ static int read_stops(const struct ds4_json *body, const char *key, const struct
         return -1;
     for (int32_t i = 0; i < n; i++)
         req->stop_id[req->n_stop_id++] = ids[i];
+    if (read_bool(body, "include_stop_str_in_output", &req->keep_stop_text, error) != 0)
+        return -1;
     return read_bool(body, "ignore_eos", &req->ignore_stop, error);
 }
 
@@ -341,6 +343,7 @@ int ds4_params_copy(const struct ds4_request *from, struct ds4_request *to,
     to->max_new = from->max_new;
     to->max_new_asked = from->max_new_asked;
     to->ignore_stop = from->ignore_stop;
+    to->keep_stop_text = from->keep_stop_text;
     to->n_stop_id = from->n_stop_id;
     to->n_model_stop_id = from->n_model_stop_id;
     memcpy(to->stop_id, from->stop_id, sizeof(to->stop_id));
@@ -353,26 +356,86 @@ int ds4_params_copy(const struct ds4_request *from, struct ds4_request *to,
     return 0;
 }
 
+/* A value that asks for nothing: false, and what is empty. */
+static bool is_idle(const struct ds4_json *value)
+{
+    switch (ds4_json_type(value)) {
+    case DS4_JSON_BOOL:
+        return !ds4_json_bool(value);
+    case DS4_JSON_STRING:
+        return ds4_json_str(value).len == 0;
+    case DS4_JSON_ARRAY:
+    case DS4_JSON_OBJECT:
+        return ds4_json_len(value) == 0;
+    default:
+        return false;
+    }
+}
+
+/* Values of members not offered that say what happens anyway; whole parameter sets come with them. */
+static bool is_usual(const struct ds4_json *body, const char *name, const struct ds4_json *value)
+{
+    const struct ds4_json *n = ds4_json_find(body, "n");
+    int64_t n_choice = ds4_json_type(n) == DS4_JSON_INT ? ds4_json_int(n) : 1;
+
+    if (strcmp(name, "best_of") == 0)
+        return ds4_json_type(value) == DS4_JSON_INT && ds4_json_int(value) >= 1 &&
+               ds4_json_int(value) <= n_choice;
+    if (strcmp(name, "length_penalty") == 0)
+        return ds4_json_type(value) != DS4_JSON_STRING && ds4_json_double(value) == 1.0;
+    return false;
+}
+
+/* Text is all there is to hear of this model. */
+static int check_modalities(const struct ds4_json *body, struct ds4_api_error *error)
+{
+    const struct ds4_json *list = NULL;
+    struct ds4_err err = {0};
+
+    if (ds4_json_get_array(body, "", "modalities", &list, &err) != 0)
+        return fail(error, "modalities", &err);
+    for (size_t i = 0; i < ds4_json_len(list); i++) {
+        const struct ds4_json *item = ds4_json_at(list, i);
+
+        if (ds4_json_type(item) != DS4_JSON_STRING ||
+            !ds4_str_equal(ds4_json_str(item), DS4_STR("text")))
+            return ds4_api_fail(error, "unsupported_value", "modalities",
+                                "modalities[%zu] must be \"text\": this model writes text only", i);
+    }
+    return 0;
+}
+
 int ds4_params_refuse(const struct ds4_json *body, enum ds4_api api, struct ds4_api_error *error)
 {
+    enum { CHAT = 1 << DS4_API_CHAT, COMPLETIONS = 1 << DS4_API_COMPLETIONS, EVERY = 15 };
     static const struct {
         const char *name;
-        bool chat_reads;
+        int in; /* the dialects that refuse it; the others read it themselves */
     } refused[] = {
-        {"best_of", false},         {"use_beam_search", false}, {"length_penalty", false},
-        {"bad_words", false},       {"chat_template", false},   {"audio", false},
-        {"prompt_logprobs", false}, {"guided_grammar", true},   {"guided_json", true},
-        {"guided_regex", true},     {"guided_choice", true},    {"structured_outputs", true},
+        {"best_of", EVERY},
+        {"use_beam_search", EVERY},
+        {"length_penalty", EVERY},
+        {"bad_words", EVERY},
+        {"chat_template", EVERY},
+        {"audio", EVERY},
+        {"prompt_logprobs", EVERY},
+        {"grammar", EVERY},
+        {"echo", EVERY - COMPLETIONS},
+        {"guided_grammar", EVERY - CHAT},
+        {"guided_json", EVERY - CHAT},
+        {"guided_regex", EVERY - CHAT},
+        {"guided_choice", EVERY - CHAT},
+        {"structured_outputs", EVERY - CHAT},
     };
 
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
         const struct ds4_json *value = ds4_json_find(body, refused[i].name);
 
-        if (value == NULL || (refused[i].chat_reads && api == DS4_API_CHAT) ||
-            (ds4_json_type(value) == DS4_JSON_BOOL && !ds4_json_bool(value)))
+        if (value == NULL || (refused[i].in & 1 << api) == 0 || is_idle(value) ||
+            is_usual(body, refused[i].name, value))
             continue;
         return ds4_api_fail(error, "unsupported_value", refused[i].name,
                             "%s is not supported by this server", refused[i].name);
     }
-    return 0;
+    return api == DS4_API_CHAT ? check_modalities(body, error) : 0;
 }

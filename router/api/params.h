@@ -27,7 +27,8 @@ int ds4_params_read_logprobs(const struct ds4_json *body, struct ds4_request *re
 int ds4_params_copy(const struct ds4_request *from, struct ds4_request *to,
                     struct ds4_api_error *error);
 
-/* Refuses members whose meaning we do not offer (best_of, chat_template, ...).  vLLM's names for the form
+/* Refuses members whose meaning we do not offer (best_of, chat_template, ...), unless their value asks
+ * for nothing: false, an empty list, best_of up to n.  vLLM's names for the form
  * of an answer (guided_json, structured_outputs, ...) are left to chat's own reader. */
 int ds4_params_refuse(const struct ds4_json *body, enum ds4_api api, struct ds4_api_error *error);
 

@@ -4,6 +4,7 @@
  * sends is only hashed, never compared or shown. */
 #include "router/api/session.h"
 
+#include "router/api/intake.h"
 #include "router/exchange.h"
 
 #include <xxhash.h>
@@ -41,7 +42,11 @@ int ds4_session_read(const struct ds4_answer *answer, const struct ds4_json *bod
 {
     struct ds4_str salt = {NULL, 0};
     struct ds4_err err = {0};
+    bool cache = true;
 
+    if (ds4_intake_switch(body, "", "cache_prompt", &cache, error) != 0)
+        return -1;
+    req->no_cache_reads = !cache;
     if (ds4_json_get_str(body, "", "cache_salt", &salt, &err) != 0)
         return ds4_api_fail(error, "invalid_value", "cache_salt", "%s", err.msg);
     req->tenant = hash(ds4_exchange_key(answer->x));

@@ -138,6 +138,8 @@ static void pass_stops(struct ds4_stream *s, struct ds4_str text)
     }
     if (!r.hit)
         return;
+    if (s->config->keep_stop)
+        send(s, DS4_CHANNEL_CONTENT, ds4_buf_view(&s->stop_held));
     ds4_buf_clear(&s->stop_held);
     ds4_stop_reset(&s->stop);
     s->stop_hit = true;

@@ -77,6 +77,7 @@ struct ds4_parse_config {
     size_t n_tools;
     const struct ds4_str *stops; /* matched in content only */
     size_t n_stops;
+    bool keep_stop;        /* the stop string that ended the turn is its last text */
     bool no_recovery;      /* only blocks with a known wrapper are calls (knob dsml_recovery off) */
     bool no_plain_xml;     /* <invoke ..> and kin are text (knob dsml_heal_xml off) */
     bool machine_only;     /* nothing goes past the machine (direct.c): slower, the same result */

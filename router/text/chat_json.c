@@ -264,10 +264,12 @@ static int read_messages(struct reader *r, const struct ds4_jt_node *root)
     return 0;
 }
 
-/* R11: `prefix` on the last message or `continue_final_message`. */
+/* R11: `prefix` on the last message or `continue_final_message`; `add_generation_prompt`: false says that
+ * no turn is to be opened, which goes without saying where one is continued. */
 static int read_continue(struct reader *r, const struct ds4_jt_node *root)
 {
     const struct ds4_jt_node *flag = find(root, "continue_final_message");
+    const struct ds4_jt_node *header = find(root, "add_generation_prompt");
     const struct ds4_jt_node *prefix = find(find(root, "messages")->last, "prefix");
     const struct ds4_chat *chat = &r->out->chat;
     size_t last = chat->n_message - 1;
@@ -275,12 +277,15 @@ static int read_continue(struct reader *r, const struct ds4_jt_node *root)
 
     if (flag != NULL && flag->type != DS4_JT_TRUE && flag->type != DS4_JT_FALSE)
         return bad(r, INVALID, "must be true or false", "continue_final_message");
+    if (header != NULL && header->type != DS4_JT_TRUE && header->type != DS4_JT_FALSE)
+        return bad(r, INVALID, "must be true or false", "add_generation_prompt");
     if (prefix != NULL && prefix->type != DS4_JT_TRUE && prefix->type != DS4_JT_FALSE)
         return bad(r, INVALID, "must be true or false", "messages[%zu].prefix", last);
     if (is_type(flag, DS4_JT_TRUE) && !is_assistant)
         return bad(r, INVALID, "needs a last message of the assistant", "continue_final_message");
     r->out->continue_last =
         is_assistant && (is_type(flag, DS4_JT_TRUE) || is_type(prefix, DS4_JT_TRUE));
+    r->out->no_turn = is_type(header, DS4_JT_FALSE) && !r->out->continue_last;
     return 0;
 }
 
@@ -357,7 +362,7 @@ static int set_tool_choice(struct reader *r, struct ds4_str word)
 }
 
 /* {type: function, function: {name}}, {type: function | tool, name}, {type: allowed_tools, mode}. */
-static int read_tool_choice(struct reader *r, const struct ds4_jt_node *root)
+static int read_choice_value(struct reader *r, const struct ds4_jt_node *root)
 {
     const struct ds4_jt_node *choice = find(root, "tool_choice");
     const struct ds4_jt_node *type = find(choice, "type");
@@ -386,6 +391,16 @@ static int read_tool_choice(struct reader *r, const struct ds4_jt_node *root)
         return bad(r, INVALID, "must name a declared tool", "tool_choice");
     r->out->tool_choice = DS4_TOOL_CHOICE_NAMED;
     r->out->tool_name = name->str;
+    return 0;
+}
+
+/* A call cannot be demanded of a model that was shown no tool. */
+static int read_tool_choice(struct reader *r, const struct ds4_jt_node *root)
+{
+    if (read_choice_value(r, root))
+        return -1;
+    if (r->out->tool_choice == DS4_TOOL_CHOICE_REQUIRED && r->out->n_tool == 0)
+        return bad(r, INVALID, "demands a call, but no tool is declared", "tool_choice");
     return 0;
 }
 
@@ -509,6 +524,7 @@ static int read_switches(struct reader *r, const struct ds4_jt_node *root)
         {NULL, "thinking", "thinking", DS4_EFFORT_BY_THINKING, true},
         {NULL, "think", "think", DS4_EFFORT_BY_THINKING, false},
         {NULL, "enable_thinking", "enable_thinking", DS4_EFFORT_BY_THINKING, false},
+        {"reasoning", "enabled", "reasoning.enabled", DS4_EFFORT_BY_EFFORT, false},
     };
 
     for (size_t s = 0; s < sizeof(switches) / sizeof(switches[0]); s++) {
@@ -556,6 +572,8 @@ static int read_wish(struct reader *r, const struct ds4_jt_node *root)
         return -1;
     if (ds4_effort_add_budget(&r->out->wish, find(root, "thinking_token_budget"), r->err))
         return bad_effort(r, "thinking_token_budget");
+    if (ds4_effort_add_budget(&r->out->wish, find(find(root, "reasoning"), "max_tokens"), r->err))
+        return bad_effort(r, "reasoning.max_tokens");
     if (model != NULL && model->type != DS4_JT_STRING)
         return bad(r, INVALID, "must be a string", "model");
     if (model != NULL)

@@ -153,6 +153,7 @@ static void set_end(struct ds4_conversation *conversation)
     struct ds4_chat *chat = &conversation->chat;
     struct ds4_message *last = &chat->messages[chat->n_message - 1];
 
+    chat->no_turn = conversation->no_turn;
     if (last->role == DS4_ROLE_ASSISTANT && conversation->continue_last) {
         last->wo_eos = true;
         last->open_reasoning = chat->thinking && last->reasoning.len > 0 &&

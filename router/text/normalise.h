@@ -43,6 +43,7 @@ struct ds4_conversation {
     bool answer_json;                        /* a response format of JSON, with a schema or not */
     const char *answer_param; /* the member that asked, NULL = the dialect's own; static storage */
     bool continue_last;       /* the last message is an assistant's, to be continued (R11) */
+    bool no_turn;             /* the prompt ends with the last message: nobody is to answer */
     struct ds4_effort_wish wish;
     struct ds4_normalise_counts counts;
 };

@@ -466,7 +466,7 @@ static int render_transition(const struct render *r, size_t i, struct ds4_err *e
         return 0;
     if (chat->messages[i].task.ptr != NULL)
         return render_task(r, chat->messages[i].task, err);
-    if (calls_for_answer(r, i)) {
+    if (calls_for_answer(r, i) && !(chat->no_turn && i + 1 == chat->n_message)) {
         bool current = !r->drop || r->boundary == NO_BOUNDARY || i >= r->boundary;
 
         open_turn(r, chat->thinking && current && !is_closed_turn(r, i + 1));
@@ -502,7 +502,7 @@ int ds4_template_render(struct ds4_chat *chat, struct ds4_arena *arena, struct d
         if (render_transition(&r, i, err))
             return -1;
     }
-    if (chat->new_turn)
+    if (chat->new_turn && !chat->no_turn)
         open_turn(&r, chat->thinking);
     return ds4_prompt_check(prompt, err);
 }

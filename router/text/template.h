@@ -100,6 +100,7 @@ struct ds4_chat {
     bool keep_reasoning;      /* the reference's drop_thinking = False */
     bool no_bos;              /* the reference's add_default_bos_token = False */
     bool new_turn;            /* open an assistant turn even if the last message calls for none */
+    bool no_turn;             /* open none behind the last message, whatever it calls for */
     bool empty_think_closed;  /* old turns without reasoning: "</think>" for "<think></think>" */
     bool results_no_boundary; /* V4.1 1017: turns of tool results only do not end the history */
     bool escape_param_close;  /* argument values cannot close their parameter */

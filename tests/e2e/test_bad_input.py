@@ -68,7 +68,9 @@ class Requests(unittest.TestCase):
                 self.refused(dict(HELLO, **change), 400, "invalid_value", next(iter(change)))
 
     def test_unsupported_members_are_refused_not_ignored(self):
-        for change in ({"best_of": 2}, {"use_beam_search": True}, {"guided_grammar": "x"}):
+        for change in ({"best_of": 2}, {"use_beam_search": True}, {"guided_grammar": "x"}, {"echo": True},
+                       {"grammar": "root ::= x"}, {"modalities": ["text", "audio"]}, {"bad_words": ["x"]},
+                       {"length_penalty": 2}, {"add_generation_prompt": False}):
             self.refused(dict(HELLO, **change), 400, "unsupported_value", next(iter(change)))
         for change in ({"guided_choice": ["a", "b"]}, {"guided_regex": "a+"}):
             self.refused(dict(HELLO, **change), 422, "schema_unsupported", next(iter(change)))
@@ -80,6 +82,23 @@ class Requests(unittest.TestCase):
         image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
         self.refused(dict(HELLO, messages=image), 400, "unsupported_value", "image_url")
         self.refused(dict(HELLO, reasoning_effort="huge"), 400, "invalid_value", "huge")
+
+    def test_members_that_ask_for_nothing_are_taken(self):
+        """Whole sets of parameters come from clients that print all they have."""
+        usual = {"best_of": 1, "use_beam_search": False, "length_penalty": 1.0, "bad_words": [], "echo": False,
+                 "grammar": "", "modalities": ["text"], "audio": None, "chat_template": None, "tools": [],
+                 "tool_choice": "auto", "stop": [], "logit_bias": {}, "response_format": {"type": "text"},
+                 "add_generation_prompt": True, "stream_options": None, "n": 1, "logprobs": False,
+                 "top_logprobs": None, "parallel_tool_calls": True, "metadata": {}, "store": False,
+                 "service_tier": "auto", "reasoning": {}, "guided_json": None, "documents": []}
+        self.assertEqual(self.rig.post(CHAT, dict(HELLO, **usual))[0], 200)
+        for name, value in usual.items():
+            with self.subTest(name=name):
+                self.assertEqual(self.rig.post(CHAT, dict(HELLO, **{name: value}))[0], 200)
+
+    def test_a_call_demanded_without_tools_is_refused(self):
+        for choice in ("required", {"type": "any"}):
+            self.refused(dict(HELLO, tools=[], tool_choice=choice), 400, "invalid_value", "tool_choice")
 
     def test_a_strict_schema_is_refused_not_forgotten(self):
         schema = {"name": "x", "schema": {"type": "object"}, "strict": True}

@@ -169,6 +169,17 @@ class Completions(Recorded, unittest.TestCase):
                                               "ignore_eos": True})
         self.assertEqual((status, answer["usage"]["completion_tokens"]), (200, 16))
 
+    def test_best_of_no_more_than_n_is_no_choice_at_all(self):
+        status, answer = self.rig.post(PATH, {"prompt": "a", "n": 2, "best_of": 2, "max_tokens": 1})
+        self.assertEqual((status, len(answer["choices"])), (200, 2), answer)
+
+    def test_an_included_stop_string_ends_the_text(self):
+        ask = {"prompt": "1, 2, 3, 4,", "temperature": 0, "max_tokens": 16}
+        text = self.rig.post(PATH, ask)[1]["choices"][0]["text"]
+        stop = text.strip()[1]
+        whole = self.rig.post(PATH, dict(ask, stop=stop, include_stop_str_in_output=True))[1]["choices"][0]
+        self.assertEqual((whole["text"], whole["finish_reason"]), (text[:text.index(stop) + 1], "stop"))
+
     def test_what_is_not_offered_is_refused(self):
         for more in ({}, {"prompt": []}, {"prompt": [[]]}, {"prompt": [1, "x"]}, {"prompt": 5},
                      {"prompt": [999999]}, {"prompt": [-1]}, {"prompt": ["a"] * 17},
@@ -176,7 +187,9 @@ class Completions(Recorded, unittest.TestCase):
                      {"prompt": "a", "logprobs": "1"}, {"prompt": "a", "best_of": 3},
                      {"prompt": [1, 2], "suffix": "x"}, {"prompt": "a", "n": 0},
                      {"prompt": ["a"] * 4, "n": 5}, {"prompt": "a", "echo": 1},
-                     {"prompt": "a " * 200, "echo": True, "logprobs": 0}):
+                     {"prompt": "a " * 200, "echo": True, "logprobs": 0},
+                     {"prompt": "a", "response_format": {"type": "json_object"}},
+                     {"prompt": "a", "grammar": "x"}, {"prompt": "a", "cache_prompt": "no"}):
             with self.subTest(more=str(more)[:60]):
                 status, answer = self.rig.post(PATH, more)
                 self.assertEqual(status, 400, answer)

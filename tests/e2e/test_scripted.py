@@ -125,6 +125,26 @@ class Scripted(unittest.TestCase):
                                      [("get_weather", {"city": city}) for city in cities])
                     self.assertNotIn("DSML", json.dumps(answer, ensure_ascii=False))
 
+    def test_a_demanded_call_that_is_not_made_is_an_error_object(self):
+        """The opener is forced; the stage of the script says its own text behind it and ends the turn."""
+        demands = {"messages": {"type": "any"}}
+        for dialect in DIALECTS[:3]:
+            with self.subTest(dialect=dialect.name):
+                body = dialect.ask("ping", tools=True, tool_choice=demands.get(dialect.name, "required"))
+                status, answer = self.rig.post(dialect.path, body)
+                self.assertEqual(status, 500, answer)
+                self.assertEqual(dialect.code(answer), "api_error" if dialect.name == "messages"
+                                 else "tool_choice_unsatisfied")
+                self.assertNotIn("DSML", json.dumps(answer, ensure_ascii=False))
+
+    def test_reasoning_that_is_excluded_is_not_sent(self):
+        body = DIALECTS[0].ask("bare JSON")
+        for more, sent in (({}, True), ({"reasoning": {"exclude": True}}, False),
+                           ({"reasoning": {"exclude": False}}, True), ({"include_reasoning": False}, False)):
+            with self.subTest(more=more):
+                message = self.rig.post(DIALECTS[0].path, dict(body, **more))[1]["choices"][0]["message"]
+                self.assertEqual("reasoning_content" in message, sent, message)
+
     def test_without_parallel_calls_the_turn_ends_behind_the_first(self):
         for dialect in DIALECTS[:3]:
             with self.subTest(dialect=dialect.name):

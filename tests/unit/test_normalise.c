@@ -389,9 +389,56 @@ static void tool_choice_has_many_spellings(void **state)
         close_bench(&b);
     }
     render(&b, DS4_RELEASE_V4_0731,
-           "{\"messages\": [{\"role\": \"user\"}], \"tool_choice\": {\"type\": \"any\"}}");
+           "{\"messages\": [{\"role\": \"user\"}], \"tools\": [{\"function\": {\"name\": \"f\"}}], "
+           "\"tool_choice\": {\"type\": \"any\"}}");
     assert_int_equal(b.conversation.tool_choice, DS4_TOOL_CHOICE_REQUIRED);
     close_bench(&b);
+}
+
+/* The opener of a call was forced all the same, and its markup was the answer. */
+static void a_call_demanded_without_tools_is_refused(void **state)
+{
+    (void)state;
+    refused("{\"messages\": [{\"role\": \"user\"}], \"tool_choice\": \"required\"}", "tool_choice");
+    refused("{\"messages\": [{\"role\": \"user\"}], \"tools\": [{\"type\": \"web_search\"}], "
+            "\"tool_choice\": {\"type\": \"any\"}}",
+            "tool_choice");
+    prompt_ends("{\"messages\": [{\"role\": \"user\"}], \"tools\": [], \"tool_choice\": \"auto\"}",
+                "<｜User｜><｜Assistant｜><think>");
+}
+
+static void no_turn_is_opened_where_no_answer_is_wanted(void **state)
+{
+    (void)state;
+    prompt_ends("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], "
+                "\"add_generation_prompt\": false}",
+                "<｜User｜>a");
+    prompt_ends(
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
+        "\"content\": \"b\"}], \"add_generation_prompt\": false}",
+        "b<｜end▁of▁sentence｜>");
+    prompt_ends(
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
+        "\"content\": \"b\"}], \"add_generation_prompt\": false, "
+        "\"continue_final_message\": true}",
+        "<think></think>b");
+    refused("{\"messages\": [{\"role\": \"user\"}], \"add_generation_prompt\": 0}",
+            "add_generation_prompt");
+}
+
+/* `reasoning` as aggregators' clients write it: enabled and max_tokens beside effort. */
+static void a_reasoning_object_can_switch_thinking_off(void **state)
+{
+    (void)state;
+    prompt_ends("{\"messages\": [{\"role\": \"user\"}], \"reasoning\": {\"enabled\": false}}",
+                "<｜Assistant｜></think>");
+    prompt_ends("{\"messages\": [{\"role\": \"user\"}], \"thinking\": true, \"reasoning\": "
+                "{\"enabled\": false}}",
+                "<｜Assistant｜><think>");
+    refused("{\"messages\": [{\"role\": \"user\"}], \"reasoning\": {\"enabled\": \"no\"}}",
+            "reasoning.enabled");
+    refused("{\"messages\": [{\"role\": \"user\"}], \"reasoning\": {\"max_tokens\": -1}}",
+            "reasoning.max_tokens");
 }
 
 static void later_system_messages_of_v41_open_one_turn_only(void **state)
@@ -428,6 +475,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(requests_give_the_prompts_of_the_vectors),
+        cmocka_unit_test(a_call_demanded_without_tools_is_refused),
+        cmocka_unit_test(no_turn_is_opened_where_no_answer_is_wanted),
+        cmocka_unit_test(a_reasoning_object_can_switch_thinking_off),
         cmocka_unit_test(wrong_types_are_refused_by_their_path),
         cmocka_unit_test(null_means_absent),
         cmocka_unit_test(the_last_of_duplicate_keys_counts),

@@ -231,6 +231,46 @@ static void a_stop_string_ends_the_answer_and_is_not_shown(void **state)
     heard_free(&h);
 }
 
+static void a_stop_string_that_was_to_be_included_is_the_last_text(void **state)
+{
+    struct ds4_str stops[] = {DS4_STR("STOP"), DS4_STR("\nUser:")};
+    const struct ds4_parse_config how = {.stops = stops, .n_stops = 2, .keep_stop = true};
+    struct ds4_accept accept;
+    struct heard h;
+
+    (void)state;
+    fresh(&h, &how);
+    accept = accept_text(h.req, "one STO two\nUser: three");
+    assert_int_equal(accept.verdict, DS4_VERDICT_END);
+    end_as(&h, accept.end, -1, NULL);
+    assert_text(&h.content, "one STO two\nUser:");
+    assert_int_equal(h.result.end, DS4_END_STOP);
+    heard_free(&h);
+}
+
+/* The opener that was forced came out as the answer's text, with finish_reason stop. */
+static void a_demanded_call_that_is_not_made_is_an_error_without_markup(void **state)
+{
+    static const char opener[] = "\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"";
+    struct ds4_parse_tool tools[] = {{.name = DS4_STR("f"), .parameters = DS4_STR("{}")}};
+    const struct ds4_parse_config how = {.tools = tools, .n_tools = 1};
+    struct ds4_accept accept;
+    struct heard h;
+
+    (void)state;
+    for (int must = 0; must < 2; must++) {
+        fresh(&h, &how);
+        h.req->must_call = must == 1;
+        accept_text(h.req, opener);
+        accept = accept_id(h.req, ds4_vocab_special(vocab, DS4_SPECIAL_EOS));
+        end_as(&h, accept.end, accept.stop_id, NULL);
+        assert_int_equal(h.result.end, must == 1 ? DS4_END_ERROR : DS4_END_EOS);
+        assert_int_equal(h.result.reason, must == 1 ? DS4_REASON_UNSATISFIED : DS4_REASON_NONE);
+        assert_text(&h.content, must == 1 ? "" : opener);
+        heard_free(&h);
+    }
+}
+
 static void stop_ids_of_model_and_client_differ_in_name(void **state)
 {
     const struct ds4_parse_config how = {0};
@@ -634,6 +674,8 @@ int main(void)
         cmocka_unit_test(only_the_transitions_of_the_diagram_are_legal),
         cmocka_unit_test(reasoning_and_content_arrive_with_their_counts),
         cmocka_unit_test(a_stop_string_ends_the_answer_and_is_not_shown),
+        cmocka_unit_test(a_stop_string_that_was_to_be_included_is_the_last_text),
+        cmocka_unit_test(a_demanded_call_that_is_not_made_is_an_error_without_markup),
         cmocka_unit_test(stop_ids_of_model_and_client_differ_in_name),
         cmocka_unit_test(the_limit_ends_for_length_or_for_context),
         cmocka_unit_test(a_burst_is_cut_where_the_answer_ends),
