@@ -14,6 +14,7 @@ enum ds4_lost_mode { DS4_LOST_FAIL, DS4_LOST_REPLAY };
 enum ds4_pipe_kind { DS4_PIPE_AUTO, DS4_PIPE_SHM, DS4_PIPE_NCCL };
 enum ds4_auto_switch { DS4_AUTO, DS4_ON, DS4_OFF };
 enum ds4_effort_setting { DS4_THINK_OFF, DS4_THINK_LOW, DS4_THINK_HIGH, DS4_THINK_MAX };
+enum ds4_media { DS4_MEDIA_REFUSE, DS4_MEDIA_PLACEHOLDER };
 enum ds4_content_specials { DS4_SPECIALS_PLAIN, DS4_SPECIALS_REFERENCE };
 enum ds4_reasoning_field { DS4_REASONING_BOTH, DS4_REASONING_CONTENT, DS4_REASONING_SHORT };
 enum ds4_backend_kind { DS4_BACKEND_CPU, DS4_BACKEND_CUDA };

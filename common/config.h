@@ -56,6 +56,7 @@ struct ds4_config {
         int32_t slow_client_s;
         int32_t max_n;
         int32_t store_max;
+        unsigned int drop_media; /* enum ds4_media */
         bool ds4_field;
         struct ds4_config_texts cors_origins;
     } http;

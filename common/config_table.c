@@ -59,6 +59,10 @@ const struct ds4_setting ds4_settings[] = {
     NUM_LIVE(http, max_n, "8", 1, 64, "", "largest n of a request"),
     NUM(http, store_max, "256", 0, 65536, "",
         "answers of /v1/responses kept for previous_response_id, an hour at most"),
+    ONE_LIVE(
+        http, drop_media, "refuse", "refuse|placeholder",
+        "images and other parts without text: an error, or a mark like [image omitted] in their "
+        "place"),
     TXT_LIVE(http, ds4_field, "true", "add the ds4 object to response bodies"),
     TXT_LIVE(http, cors_origins, "", "origins allowed by CORS; \"*\" = any; empty = CORS off"),
 

@@ -43,8 +43,15 @@ static int must_be(struct reader *r, const char *path, const char *what)
     return ds4_api_fail(r->error, "invalid_value", path, "%s must be %s", path, what);
 }
 
-static int not_read(struct reader *r, const char *path, struct ds4_str type)
+/* A block that holds no text: refused, or a mark in the text where the setting says so. */
+static int not_read(struct reader *r, const char *path, struct ds4_str type, struct ds4_buf *text)
 {
+    struct ds4_str kind = ds4_normalise_media_kind(type);
+
+    if (r->api->config->http.drop_media == DS4_MEDIA_PLACEHOLDER && kind.len > 0) {
+        ds4_normalise_append_omitted(text, text->len > 0, kind);
+        return 0;
+    }
     return ds4_api_fail(r->error, "unsupported_value", path,
                         "%s is \"%.*s\": this model reads text only", path,
                         type.len > 64 ? 64 : (int)type.len, type.ptr);
@@ -111,7 +118,7 @@ static int read_plain(struct reader *r, const struct ds4_jt_node *content, const
         else if (ds4_str_equal(type, DS4_STR("text")))
             rc = append_text(r, block, place, &text);
         else
-            rc = type.len == 0 ? -1 : not_read(r, place, type);
+            rc = type.len == 0 ? -1 : not_read(r, place, type, &text);
         if (rc != 0) {
             ds4_buf_deinit(&text);
             return -1;
@@ -269,7 +276,7 @@ static int read_user(struct reader *r, const struct ds4_jt_node *content, const 
             n_result++;
             rc = read_result(r, block, place, add_message(r, DS4_ROLE_TOOL));
         } else {
-            rc = type.len == 0 ? -1 : not_read(r, place, type);
+            rc = type.len == 0 ? -1 : not_read(r, place, type, &text);
         }
     }
     if (rc != 0 || (text.len == 0 && n_result > 0)) {
@@ -329,7 +336,7 @@ static int read_assistant_block(struct reader *r, const struct ds4_jt_node *bloc
     else if (ds4_str_equal(type, DS4_STR("redacted_thinking")))
         append_thinking(r, block, NULL, "data", thinking);
     else
-        return not_read(r, path, type);
+        return not_read(r, path, type, text);
     return 0;
 }
 
@@ -476,28 +483,33 @@ static int read_tools(struct reader *r)
     for (const struct ds4_jt_node *tool = tools->first; tool != NULL; tool = tool->next, t++) {
         const struct ds4_jt_node *name = ds4_node_find(tool, "name");
 
+        if (!is_rendered(r, tool))
+            continue;
         (void)snprintf(path, sizeof(path), "tools[%zu].name", t);
         if (!ds4_node_is(name, DS4_JT_STRING) || name->str.len == 0)
             return must_be(r, path, "a non-empty string");
-        if (is_rendered(r, tool) && add_tool(r, tool) != 0)
+        if (add_tool(r, tool) != 0)
             return -1;
     }
     return 0;
 }
 
-/* output_config.format: the answer's schema. */
+/* output_config.format, or output_format as it was called before: the answer's schema. */
 static int read_format(struct reader *r)
 {
-    const struct ds4_jt_node *format =
+    const struct ds4_jt_node *now =
         ds4_node_find(ds4_node_find(r->root, "output_config"), "format");
+    const struct ds4_jt_node *format = now != NULL ? now : ds4_node_find(r->root, "output_format");
     const struct ds4_jt_node *schema = ds4_node_find(format, "schema");
 
     if (format == NULL)
         return 0;
     if (!ds4_node_is_word(ds4_node_find(format, "type"), "json_schema"))
-        return must_be(r, "output_config.format.type", "json_schema");
+        return must_be(r, now != NULL ? "output_config.format.type" : "output_format.type",
+                       "json_schema");
     if (schema == NULL || schema->type != DS4_JT_OBJECT)
-        return must_be(r, "output_config.format.schema", "an object");
+        return must_be(r, now != NULL ? "output_config.format.schema" : "output_format.schema",
+                       "an object");
     r->out->answer_schema = schema;
     r->out->answer_json = true;
     return 0;

@@ -12,7 +12,8 @@ int ds4_chat_prompt_build(const struct ds4_api_context *context, const struct ds
     struct ds4_param param = {.code = "invalid_value"};
     struct ds4_err err = {0};
 
-    if (ds4_chat_json_read(root, context->release, arena, &out->conversation, &param, &err) != 0)
+    if (ds4_chat_json_read(root, context->release, (enum ds4_media)context->config->http.drop_media,
+                           arena, &out->conversation, &param, &err) != 0)
         return err.code == DS4_E_INVALID
                    ? ds4_api_fail(error, param.code, param.path, "%s", err.msg)
                    : ds4_api_fail_err(error, NULL, &err);

@@ -28,7 +28,7 @@ struct field {
 static const struct field fields[] = {
     {"model", EVERY, 0},
     {"messages", CHAT | MESSAGES, 0},
-    {"prompt", COMPLETIONS, 0},
+    {"prompt", COMPLETIONS | RESPONSES, 0},
     {"suffix", COMPLETIONS, 0},
     {"input", RESPONSES, 0},
     {"instructions", RESPONSES, 0},
@@ -82,6 +82,7 @@ static const struct field fields[] = {
     {"think", TALK, COMPLETIONS},
     {"enable_thinking", TALK, COMPLETIONS},
     {"output_config", TALK, 0},
+    {"output_format", MESSAGES, 0},
     {"chat_template_kwargs", TALK, COMPLETIONS},
     {"include_reasoning", CHAT, 0},
     {"reasoning", TALK, 0},

@@ -244,6 +244,12 @@ static int read_content(struct reader *r, const struct ds4_jt_node *content, con
             ds4_normalise_append_part(&text, p++, type->str, true);
             continue;
         }
+        if (!known && ds4_node_is(type, DS4_JT_STRING) &&
+            r->api->config->http.drop_media == DS4_MEDIA_PLACEHOLDER &&
+            ds4_normalise_media_kind(type->str).len > 0) {
+            ds4_normalise_append_omitted(&text, p++, ds4_normalise_media_kind(type->str));
+            continue;
+        }
         ds4_buf_deinit(&text);
         if (known || !ds4_node_is(type, DS4_JT_STRING))
             return must_be(r, path, "a list of parts, each with a type and a text");
@@ -485,6 +491,9 @@ static int check_offered(struct reader *r)
     if (ds4_node_find(r->root, "conversation") != NULL)
         return ds4_api_fail(r->error, "unsupported_value", "conversation",
                             "conversation is not offered: send the items as input");
+    if (ds4_node_find(r->root, "prompt") != NULL)
+        return ds4_api_fail(r->error, "unsupported_value", "prompt",
+                            "prompt: no stored prompts are kept here, send instructions and input");
     if (truncation != NULL && !ds4_node_is_word(truncation, "disabled"))
         return ds4_api_fail(r->error, "unsupported_value", "truncation",
                             "truncation must be disabled");
@@ -508,7 +517,13 @@ static int read_shown(struct reader *r)
     struct ds4_response *out = r->response;
     const struct ds4_jt_node *reasoning = ds4_node_find(r->root, "reasoning");
     const struct ds4_jt_node *previous = ds4_node_find(r->root, "previous_response_id");
+    const struct ds4_jt_node *instructions = ds4_node_find(r->root, "instructions");
+    const struct ds4_jt_node *include = ds4_node_find(r->root, "include");
 
+    if (instructions != NULL && instructions->type != DS4_JT_STRING)
+        return must_be(r, "instructions", "a string");
+    if (include != NULL && include->type != DS4_JT_ARRAY)
+        return must_be(r, "include", "a list");
     out->store = !ds4_node_is(ds4_node_find(r->root, "store"), DS4_JT_FALSE);
     out->summary_wish = raw_of(reasoning, "summary");
     if (out->summary_wish.ptr == NULL)

@@ -11,6 +11,7 @@
 
 struct reader {
     struct ds4_arena *arena;
+    enum ds4_media media;
     struct ds4_conversation *out;
     struct ds4_param *param;
     struct ds4_err *err;
@@ -87,6 +88,12 @@ static int read_part(struct reader *r, const struct ds4_jt_node *part, size_t i,
     if (!is_refusal && !ds4_str_equal(type->str, DS4_STR("text")) &&
         !ds4_str_equal(type->str, DS4_STR("input_text")) &&
         !ds4_str_equal(type->str, DS4_STR("output_text"))) {
+        struct ds4_str kind = ds4_normalise_media_kind(type->str);
+
+        if (!is_result && r->media == DS4_MEDIA_PLACEHOLDER && kind.len > 0) {
+            ds4_normalise_append_omitted(text, p, kind);
+            return 0;
+        }
         if (!is_result)
             return bad_value(r, UNSUPPORTED, type->str,
                              "is not supported: this model reads text only",
@@ -582,10 +589,10 @@ static int read_wish(struct reader *r, const struct ds4_jt_node *root)
 }
 
 int ds4_chat_json_read(const struct ds4_jt_node *root, enum ds4_release release,
-                       struct ds4_arena *arena, struct ds4_conversation *out,
+                       enum ds4_media media, struct ds4_arena *arena, struct ds4_conversation *out,
                        struct ds4_param *param, struct ds4_err *err)
 {
-    struct reader r = {arena, out, param, err};
+    struct reader r = {arena, media, out, param, err};
 
     *out = (struct ds4_conversation){.chat = {.release = release}};
     *param = (struct ds4_param){.code = INVALID};
@@ -601,7 +608,7 @@ int ds4_chat_json_read_effort(const struct ds4_jt_node *root, struct ds4_arena *
                               struct ds4_conversation *out, struct ds4_param *param,
                               struct ds4_err *err)
 {
-    struct reader r = {arena, out, param, err};
+    struct reader r = {arena, DS4_MEDIA_REFUSE, out, param, err};
 
     *param = (struct ds4_param){.code = INVALID};
     return read_wish(&r, root);
@@ -611,7 +618,7 @@ int ds4_chat_json_read_tool_choice(const struct ds4_jt_node *root, struct ds4_ar
                                    struct ds4_conversation *out, struct ds4_param *param,
                                    struct ds4_err *err)
 {
-    struct reader r = {arena, out, param, err};
+    struct reader r = {arena, DS4_MEDIA_REFUSE, out, param, err};
 
     *param = (struct ds4_param){.code = INVALID};
     return read_tool_choice(&r, root);

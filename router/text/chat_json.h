@@ -18,11 +18,12 @@
 #define DS4_MAX_TOOLS 512
 
 /* `root` is the request object.  Fills *out (whatever it held) for `release`; everything borrows from
- * root and the arena.  Errors: DS4_E_INVALID with *param naming the place, or DS4_E_TOO_LONG when the
+ * root and the arena.  `media` says what becomes of parts that hold no text (tool results show them as
+ * R2 has it in any case).  Errors: DS4_E_INVALID with *param naming the place, or DS4_E_TOO_LONG when the
  * arena is full (param->path is then empty).  The caller resolves the effort from out->wish and calls
  * ds4_normalise. */
 int ds4_chat_json_read(const struct ds4_jt_node *root, enum ds4_release release,
-                       struct ds4_arena *arena, struct ds4_conversation *out,
+                       enum ds4_media media, struct ds4_arena *arena, struct ds4_conversation *out,
                        struct ds4_param *param, struct ds4_err *err) DS4_MUST_CHECK;
 
 /* The same for dialects that read messages and tools themselves; out->chat.release and out->tools are

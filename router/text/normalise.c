@@ -40,6 +40,26 @@ void ds4_normalise_append_part(struct ds4_buf *out, size_t i, struct ds4_str tex
         ds4_buf_append_byte(out, ']');
 }
 
+struct ds4_str ds4_normalise_media_kind(struct ds4_str type)
+{
+    static const struct ds4_str kinds[] = {DS4_STR("image"), DS4_STR("audio"), DS4_STR("video"),
+                                           DS4_STR("document"), DS4_STR("file")};
+
+    for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++)
+        if (ds4_str_find(type, kinds[k], 0) != DS4_STR_NONE)
+            return kinds[k];
+    return DS4_STR("");
+}
+
+void ds4_normalise_append_omitted(struct ds4_buf *out, size_t i, struct ds4_str kind)
+{
+    if (i > 0)
+        ds4_buf_append_text(out, DS4_LIT_BLOCK_JOIN);
+    ds4_buf_append_byte(out, '[');
+    ds4_buf_append_str(out, kind);
+    ds4_buf_append_text(out, " omitted]");
+}
+
 /* ---- R6 ------------------------------------------------------------------------------------------ */
 
 /* Parses; a text that is no JSON gives *out = NULL, a full arena is an error. */

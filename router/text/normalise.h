@@ -57,6 +57,12 @@ struct ds4_param {
 /* R1.  DS4_ROLE_UNKNOWN for a role that requests may not use. */
 enum ds4_role ds4_normalise_role(struct ds4_str role);
 
+/* "image" for a part of type image_url, input_image or the like, also audio, video, document and file: what
+ * a client shows a model that cannot see it.  Empty for other types. */
+struct ds4_str ds4_normalise_media_kind(struct ds4_str type);
+/* Appends "[KIND omitted]" as part number i of a content list. */
+void ds4_normalise_append_omitted(struct ds4_buf *out, size_t i, struct ds4_str kind);
+
 /* R2: appends part number i of a content list, an empty line between parts.  `unsupported`: text is the
  * type of a part that has no text, and "[Unsupported TYPE]" is appended (tool results only). */
 void ds4_normalise_append_part(struct ds4_buf *out, size_t i, struct ds4_str text,

@@ -137,6 +137,23 @@ class Scripted(unittest.TestCase):
                                  else "tool_choice_unsatisfied")
                 self.assertNotIn("DSML", json.dumps(answer, ensure_ascii=False))
 
+    def test_what_cannot_be_offered_is_named_in_responses(self):
+        for more, param in (({"instructions": [{"role": "user", "content": "x"}]}, "instructions"),
+                            ({"prompt": {"id": "pmpt_1"}}, "prompt"), ({"include": "x"}, "include")):
+            with self.subTest(more=more):
+                status, answer = self.rig.post("/v1/responses", DIALECTS[1].ask("ping", **more))
+                self.assertEqual((status, answer["error"]["param"]), (400, param), answer)
+
+    def test_tools_that_run_elsewhere_are_passed_over_whatever_they_lack(self):
+        tools = [{"type": "mcp_toolset", "mcp_server_name": "x"}, {"type": "web_search_20250305", "name": "w"}]
+        self.assertEqual(self.rig.post("/v1/messages", DIALECTS[2].ask("ping") | {"tools": tools})[0], 200)
+
+    def test_an_answers_schema_has_two_names_in_messages(self):
+        form = {"type": "json_schema", "schema": {"type": "object", "required": ["city"]}}
+        for more in ({"output_config": {"format": form}}, {"output_format": form}):
+            answer = self.rig.post("/v1/messages", DIALECTS[2].ask("bare JSON", **more))[1]
+            self.assertEqual(answer["ds4"]["format"], {"valid": True, "problem": None}, answer)
+
     def test_reasoning_that_is_excluded_is_not_sent(self):
         body = DIALECTS[0].ask("bare JSON")
         for more, sent in (({}, True), ({"reasoning": {"exclude": True}}, False),
@@ -291,6 +308,30 @@ class Scripted(unittest.TestCase):
             self.assertEqual(frames[-1], "[DONE]")
             self.assertIn('"finish_reason":"length"', "".join(frames))
             self.assertEqual(self.rig.router.wait(e2e.PATIENCE), 0)
+
+
+class Pictures(unittest.TestCase):
+    """A client that once sent a picture sends it again with every turn."""
+
+    def test_pictures_become_marks_where_the_setting_says_so(self):
+        pictures = {"chat": {"type": "image_url", "image_url": {"url": "data:x"}},
+                    "responses": {"type": "input_image", "image_url": "data:x"},
+                    "messages": {"type": "image", "source": {"type": "base64", "data": "x"}}}
+        script = {"rules": [{"last": "[image omitted]", "text": "seen"}, {"text": "not seen"}]}
+        for word, status in (("refuse", 400), ("placeholder", 200)):
+            rig = ScriptedRig(script, {"http": {"drop_media": word}})
+            rig.start()
+            try:
+                for dialect in DIALECTS[:3]:
+                    body = dialect.ask("look")
+                    talk = [{"role": "user", "content": [pictures[dialect.name]]}]
+                    body["input" if dialect.name == "responses" else "messages"] = talk
+                    got, answer = rig.post(dialect.path, body)
+                    self.assertEqual(got, status, answer)
+                    if got == 200:
+                        self.assertIn('"seen"', json.dumps(answer))
+            finally:
+                rig.stop()
 
 
 class NeverReady(unittest.TestCase):

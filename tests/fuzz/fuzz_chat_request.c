@@ -68,8 +68,8 @@ static void make_prompt(const struct ds4_jt_node *root, struct ds4_arena *arena)
     struct ds4_err err = {0};
 
     ds4_chat_prompt_init(&prompt);
-    if (ds4_chat_json_read(root, context->release, arena, &prompt.conversation, &param, &err) ==
-        0) {
+    if (ds4_chat_json_read(root, context->release, DS4_MEDIA_PLACEHOLDER, arena,
+                           &prompt.conversation, &param, &err) == 0) {
         if (ds4_chat_prompt_render(context, arena, &prompt, &error) != 0)
             check_refusal(&error);
         for (size_t i = 0; i < prompt.ids.len; i++)

@@ -14,6 +14,8 @@
 #define ARENA_BYTES  ((size_t)64 << 20)
 #define PROMPT_BYTES ((size_t)16 << 20)
 
+static enum ds4_media media;
+
 struct bench {
     struct ds4_arena arena;
     struct ds4_conversation conversation;
@@ -42,7 +44,8 @@ static int read_request(struct bench *b, enum ds4_release release, const char *r
 
     if (root == NULL)
         fail_msg("%s: %s", request, b->err.msg);
-    return ds4_chat_json_read(root, release, &b->arena, &b->conversation, &b->param, &b->err);
+    return ds4_chat_json_read(root, release, media, &b->arena, &b->conversation, &b->param,
+                              &b->err);
 }
 
 /* The prompt of a request must contain (or end with) what the test says. */
@@ -407,6 +410,24 @@ static void a_call_demanded_without_tools_is_refused(void **state)
                 "<｜User｜><｜Assistant｜><think>");
 }
 
+/* A client that once sent a picture sends it again with every turn: refused, the talk is over for good. */
+static void pictures_leave_a_mark_where_the_setting_says_so(void **state)
+{
+    static const char request[] =
+        "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"a\"}, "
+        "{\"type\": \"image_url\", \"image_url\": {\"url\": \"x\"}}, {\"type\": \"input_audio\"}, "
+        "{\"type\": \"file\"}]}]}";
+
+    (void)state;
+    refused(request, "messages[0].content[1].type");
+    media = DS4_MEDIA_PLACEHOLDER;
+    prompt_ends(request, "<｜User｜>a\n\n[image omitted]\n\n[audio omitted]\n\n[file omitted]"
+                         "<｜Assistant｜><think>");
+    refused("{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"smell\"}]}]}",
+            "messages[0].content[0].type");
+    media = DS4_MEDIA_REFUSE;
+}
+
 static void no_turn_is_opened_where_no_answer_is_wanted(void **state)
 {
     (void)state;
@@ -476,6 +497,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(requests_give_the_prompts_of_the_vectors),
         cmocka_unit_test(a_call_demanded_without_tools_is_refused),
+        cmocka_unit_test(pictures_leave_a_mark_where_the_setting_says_so),
         cmocka_unit_test(no_turn_is_opened_where_no_answer_is_wanted),
         cmocka_unit_test(a_reasoning_object_can_switch_thinking_off),
         cmocka_unit_test(wrong_types_are_refused_by_their_path),
