@@ -306,8 +306,8 @@ static int render_request(const struct ds4_jt_node *root, struct ds4_arena *aren
     struct ds4_param param;
 
     if (read_policy(root, &policy, err) ||
-        ds4_chat_json_read(ds4_jt_find(root, "request"), policy.release, DS4_MEDIA_REFUSE, arena, &conversation,
-                           &param, err))
+        ds4_chat_json_read(ds4_jt_find(root, "request"), policy.release, DS4_MEDIA_REFUSE, arena,
+                           &conversation, &param, err))
         return -1;
     effort = ds4_effort_resolve(&conversation.wish, &policy);
     if (ds4_normalise(&conversation, &effort, arena, err))
