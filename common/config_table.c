@@ -217,8 +217,9 @@ const struct ds4_setting ds4_settings[] = {
 
     ONE(numerics, stream, "auto", "auto|f32|bf16",
         "type of the residual streams; auto = f32 on cpu, bf16 on cuda"),
-    ONE(numerics, products, "exact", "exact|fast",
-        "CPU products: f32 activations, or int8 within a stated tolerance"),
+    ONE(numerics, products, "auto", "exact|fast|auto",
+        "f32 activations, or int8 and bf16 within a stated tolerance; auto = exact on cpu, fast on "
+        "cuda"),
 
     NUM(watchdog, step_s, "30", 1, 3600, "s",
         "a decode step without progress for so long ends the worker"),

@@ -106,6 +106,16 @@ static int64_t host_share(int32_t host_mb, int32_t n_stage)
     return (bytes < half ? bytes : half) / n_stage;
 }
 
+/* Exact products answer to the bit on every processor; a card would be several times slower with them. */
+static enum ds4_products products_of(const struct ds4_config *config)
+{
+    enum ds4_products products = (enum ds4_products)config->numerics.products;
+
+    if (products != DS4_PRODUCTS_AUTO)
+        return products;
+    return config->worker.backend == DS4_BACKEND_CUDA ? DS4_PRODUCTS_FAST : DS4_PRODUCTS_EXACT;
+}
+
 static int fill_stage(const struct ds4_config *config, int32_t stage, int32_t n_stage,
                       struct ds4_stage_config *out, struct ds4_err *err)
 {
@@ -121,7 +131,7 @@ static int fill_stage(const struct ds4_config *config, int32_t stage, int32_t n_
         .backend = backend_name(config),
         .device = {.n_thread = config->worker.threads,
                    .isa = (enum ds4_isa)config->worker.isa,
-                   .products = (enum ds4_products)config->numerics.products},
+                   .products = products_of(config)},
         .quant_sim = (enum ds4_auto_switch)config->kv.quant_sim,
         .stream = (enum ds4_stream_dtype)config->numerics.stream,
         .context_tok = config->model.context,

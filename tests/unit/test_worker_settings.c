@@ -64,6 +64,33 @@ static void every_part_gets_its_settings(void **state)
     ds4_config_deinit(&config);
 }
 
+static void products_are_exact_on_a_processor_and_fast_on_a_card_unless_told(void **state)
+{
+    static const struct {
+        const char *text;
+        enum ds4_products want;
+    } cases[] = {
+        {"worker { backend = \"cpu\" }\n", DS4_PRODUCTS_EXACT},
+        {"worker { backend = \"cuda\" }\n", DS4_PRODUCTS_FAST},
+        {"worker { backend = \"cuda\" }\nnumerics { products = \"exact\" }\n", DS4_PRODUCTS_EXACT},
+        {"worker { backend = \"cpu\" }\nnumerics { products = \"fast\" }\n", DS4_PRODUCTS_FAST},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct ds4_worker_settings settings;
+        struct ds4_config config;
+        struct ds4_err err = {0};
+        char text[160];
+
+        snprintf(text, sizeof(text), "model { path = \"m\" }\n%s", cases[i].text);
+        if (fill(text, 0, &config, &settings, &err))
+            fail_msg("%s", err.msg);
+        assert_int_equal(settings.stage.device.products, cases[i].want);
+        ds4_config_deinit(&config);
+    }
+}
+
 static void cards_of_the_settings_reach_their_stage(void **state)
 {
     static const char text[] = "model { path = \"m\" }\ncluster { stages = 3 }\n"
@@ -210,6 +237,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_part_gets_its_settings),
+        cmocka_unit_test(products_are_exact_on_a_processor_and_fast_on_a_card_unless_told),
         cmocka_unit_test(cards_of_the_settings_reach_their_stage),
         cmocka_unit_test(no_words_about_cards_mean_the_next_one_whole_and_tested),
         cmocka_unit_test(rows_per_step_stay_below_the_wire_limit),
