@@ -1,12 +1,13 @@
 /* Speed of a whole stage: prefill in chunks and decode steps of 1, 6, 16 and 64 rows.
  *
- *   bench_stage [MODEL [BACKEND [FIRST_LAYER [CONTEXT...]]]]
+ *   bench_stage [MODEL [BACKEND [FIRST_LAYER [CONTEXT...]]]] [rows=1,6,16,64] [again=1]
  *
  * MODEL is a file or synth:SHAPE:QUANT:SEED (default synth:tiny:q8:1 on cpu); with FIRST_LAYER the stage is
  * the last of two and holds only the layers from there on and the head, for models that do not fit one
  * card.  One sequence is prefilled for real; the other rows of a decode step are sequences that share its
  * cached blocks and write blocks of their own.  "device" is the step's operations alone, replayed from
- * the same batch; "step" includes taking the logits to the host and sampling there.  Medians. */
+ * the same batch; "step" includes taking the logits to the host and sampling there.  Medians; with again=N
+ * the median of N prefills and how far they differ.  rows=0: prefill only. */
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/synth.h"
@@ -21,6 +22,14 @@
 #define ROUNDS    15
 #define OWN       2 /* blocks a sequence writes itself */
 #define MAX_BLOCK 512
+#define MAX_AGAIN 15
+#define MAX_ROWS  8
+
+struct options {
+    int32_t rows[MAX_ROWS]; /* of the decode steps */
+    int32_t n_rows;
+    int32_t again; /* prefills of each context */
+};
 
 static struct ds4_stage *st;
 static struct ds4_step step;
@@ -208,12 +217,13 @@ static void decode(int32_t n, int32_t context)
     fflush(stdout);
 }
 
-/* Sequence 0 for real; the others own only the blocks from `context` on. */
-static void prefill(int32_t context)
+/* Sequence 0 for real; the others own only the blocks from `context` on.  Seconds of the chunks, the first
+ * and the last. */
+static double fill(int32_t context, double *first, double *last)
 {
     const int32_t shared = context / DS4_BLOCK_TOK;
     int32_t at = 0, next_block = shared + OWN;
-    double first = 0.0, last = 0.0, all = 0.0;
+    double all = 0.0;
 
     form();
     for (int32_t s = 0; s < MAX_SEQS; s++) {
@@ -222,41 +232,89 @@ static void prefill(int32_t context)
             table[s][b] = s == 0 || b < shared ? b : next_block++;
     }
     for (; at < context; at += CHUNK) {
-        last = run(1, CHUNK, at, false, at == 0 ? MAX_SEQS : 0);
+        *last = run(1, CHUNK, at, false, at == 0 ? MAX_SEQS : 0);
         st->backend->sync(st->dev);
-        first = at == 0 ? last : first;
-        all += last;
+        *first = at == 0 ? *last : *first;
+        all += *last;
     }
-    printf("prefill to %6d: first chunk %.0f tok/s, last %.0f tok/s, all %.0f tok/s\n", context,
-           CHUNK / first, CHUNK / last, context / all);
-    fflush(stdout);
     for (int32_t s = 1; s < MAX_SEQS; s++)
         st->kv.slot[s].pos = st->kv.slot[s].hi = context;
+    return all;
+}
+
+static void prefill(int32_t context, int32_t again)
+{
+    double s[MAX_AGAIN], first = 0.0, last = 0.0;
+
+    for (int32_t r = 0; r < again; r++)
+        s[r] = fill(context, &first, &last);
+    qsort(s, (size_t)again, sizeof(s[0]), compare);
+    printf("prefill to %6d: first chunk %.0f tok/s, last %.0f tok/s, all %.0f tok/s (%.0f..%.0f)\n",
+           context, CHUNK / first, CHUNK / last, context / s[again / 2], context / s[again - 1],
+           context / s[0]);
+    fflush(stdout);
+}
+
+/* "1,6" -> {1, 6}; what is no number of rows is left out. */
+static int32_t parse_rows(const char *text, int32_t *rows)
+{
+    int32_t n = 0;
+
+    while (n < MAX_ROWS && *text != 0) {
+        char *end;
+        const long v = strtol(text, &end, 10);
+
+        if (v > 0 && v <= MAX_SEQS)
+            rows[n++] = (int32_t)v;
+        if (end == text)
+            die("rows=N,N,...");
+        text = *end == ',' ? end + 1 : end;
+    }
+    return n;
+}
+
+/* Takes NAME=VALUE words out of argv; returns how many others there are. */
+static int take_options(int argc, char **argv, struct options *options)
+{
+    int n = 0;
+
+    for (int i = 0; i < argc; i++) {
+        if (strncmp(argv[i], "rows=", 5) == 0)
+            options->n_rows = parse_rows(argv[i] + 5, options->rows);
+        else if (strncmp(argv[i], "again=", 6) == 0)
+            options->again = (int32_t)strtol(argv[i] + 6, NULL, 10);
+        else
+            argv[n++] = argv[i];
+    }
+    if (options->again < 1 || options->again > MAX_AGAIN)
+        die("again=1 to 15");
+    return n;
 }
 
 int main(int argc, char **argv)
 {
-    static const int32_t rows[] = {1, 6, 16, 64};
-    const char *model = argc > 1 ? argv[1] : "synth:tiny:q8:1";
-    const char *backend = argc > 2 ? argv[2] : "cpu";
-    int32_t context[4] = {2048}, n_context = argc > 4 ? 0 : 1, most;
+    struct options options = {.rows = {1, 6, 16, 64}, .n_rows = 4, .again = 1};
+    int n_arg = take_options(argc, argv, &options);
+    const char *model = n_arg > 1 ? argv[1] : "synth:tiny:q8:1";
+    const char *backend = n_arg > 2 ? argv[2] : "cpu";
+    int32_t context[4] = {2048}, n_context = n_arg > 4 ? 0 : 1, most;
 
-    for (int i = 4; i < argc && n_context < 4; i++)
+    for (int i = 4; i < n_arg && n_context < 4; i++)
         context[n_context++] = (int32_t)strtol(argv[i], NULL, 10) / CHUNK * CHUNK;
     most = context[n_context - 1];
     ds4_log_set_level(DS4_LOG_WARN);
-    open_stage(model, backend, argc > 3 ? (int32_t)strtol(argv[3], NULL, 10) : 0, most + 512);
+    open_stage(model, backend, n_arg > 3 ? (int32_t)strtol(argv[3], NULL, 10) : 0, most + 512);
     printf("%s on %s: %d layers, %.2f GB of weights, commit %s\n", model,
            st->backend->describe(st->dev), st->weights.n_layer,
            (double)(st->plan.weights_bytes + st->plan.mapped_bytes) * 1e-9, DS4_COMMIT);
     if ((most / DS4_BLOCK_TOK + OWN * MAX_SEQS) > st->plan.kv.n_block ||
         most / DS4_BLOCK_TOK + OWN > MAX_BLOCK)
         die("the cache has too few blocks");
-    prefill(CHUNK); /* modules load, libraries choose */
+    prefill(CHUNK, 1); /* modules load, libraries choose */
     for (int32_t c = 0; c < n_context; c++) {
-        prefill(context[c]);
-        for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
-            decode(rows[i], context[c]);
+        prefill(context[c], options.again);
+        for (int32_t i = 0; i < options.n_rows; i++)
+            decode(options.rows[i], context[c]);
     }
     ds4_stage_free(st);
     return 0;
