@@ -8,6 +8,7 @@
  *   rounds=3                           the whole again with other prompts
  *   logprobs=0                         of each token; makes the digest one of bits, and decoding slower
  *   stream=auto                        residual streams: auto, f32, bf16
+ *   products=auto                      exact, fast; auto as the worker's: exact on cpu, fast on cuda
  *
  * Every stage builds the same steps, as the router would send them, and keeps as many posted as the
  * router does; tokens go from step to step through the records.  Prefill: from the first step's posting to
@@ -41,10 +42,12 @@ static struct options {
     const char *backend;
     const char *pipe;
     const char *stream;
+    const char *products;
     int32_t stages, prompt, chunk, decode, streams, rounds, logprobs;
 } opt = {.backend = "cpu",
          .pipe = "shm",
          .stream = "auto",
+         .products = "auto",
          .stages = 2,
          .prompt = 2048,
          .chunk = 2048,
@@ -326,6 +329,9 @@ static void run_stage(int32_t number)
         config.stage.stream = DS4_STREAM_F32;
     else if (strcmp(opt.stream, "bf16") == 0)
         config.stage.stream = DS4_STREAM_BF16;
+    if (strcmp(opt.products, "fast") == 0 ||
+        (strcmp(opt.products, "auto") == 0 && strcmp(opt.backend, "cuda") == 0))
+        config.stage.device.products = DS4_PRODUCTS_FAST;
     ds4_arena_init(&st.scratch, (size_t)2 * DS4_CODEC_ARENA_BYTES);
     st.loop = ds4_loop_new(&config, &err);
     check(st.loop == NULL ? -1 : 0, &err);
@@ -360,6 +366,7 @@ static bool read_option(const char *text)
         {"streams", &opt.streams, NULL},   {"rounds", &opt.rounds, NULL},
         {"logprobs", &opt.logprobs, NULL}, {"backend", NULL, &opt.backend},
         {"pipe", NULL, &opt.pipe},         {"stream", NULL, &opt.stream},
+        {"products", NULL, &opt.products},
     };
     const char *equal = strchr(text, '=');
 

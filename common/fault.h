@@ -27,6 +27,8 @@
     X(NAN_LOGITS, "nan_logits") /* a logits row is not finite */                                   \
     X(NCCL_PEER_EXIT, "nccl_peer_exit") /* the process is killed before it sends */                \
     X(NCCL_HANG, "nccl_hang")           /* a step's rows or record are never sent */               \
+    X(ROWS_HEADER, "rows_header")       /* rows say that they are another step's */                \
+    X(RECORD_HEADER, "record_header")   /* a token record says so */                               \
     X(RESERVE_FAIL, "reserve_fail")     /* a request finds no room although there is */            \
     X(GROW_FAIL, "grow_fail")           /* a running one finds no block */                         \
     X(COW_FAIL, "cow_fail")             /* a block cannot be copied for who goes on inside it */   \

@@ -114,7 +114,8 @@ static bool open_library(struct ds4_card_watch *watch)
                 "card=%s message=\"%s: no temperatures, clocks, Xids of it\"", watch->address,
                 err.msg);
     else
-        ds4_log(DS4_LOG_INFO, "card.watch", "card=%s", watch->address);
+        ds4_log(DS4_LOG_INFO, "card.watch", "card=%s xids=%s", watch->address,
+                ds4_nvml_tells_xids(watch->nvml) ? "yes" : "no");
     return watch->nvml != NULL;
 }
 

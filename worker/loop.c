@@ -509,8 +509,9 @@ static int send_rows(struct ds4_loop *loop, const struct ds4_step *step, struct 
 {
     if (step->n_tok == 0)
         return 0;
-    if (loop->config.pipe->send(loop->pipe, step->step_no, ds4_stage_handoff(own_stage(loop)),
-                                step->n_tok, pipe_deadline(loop), err))
+    if (loop->config.pipe->send(loop->pipe, step->step_no + (DS4_FAULT_POINT(ROWS_HEADER) ? 1 : 0),
+                                ds4_stage_handoff(own_stage(loop)), step->n_tok,
+                                pipe_deadline(loop), err))
         return -1;
     atomic_fetch_add(&loop->sent_bytes,
                      (uint64_t)step->n_tok * ds4_stage_row_bytes(own_stage(loop)));
@@ -530,6 +531,8 @@ static int send_results(struct ds4_loop *loop, const struct ds4_step *step,
         return 0; /* nothing is sent, everyone waits */
     if (!ds4_stage_is_last(own_stage(loop)))
         return send_rows(loop, step, err);
+    if (DS4_FAULT_POINT(RECORD_HEADER))
+        loop->record.step_no++;
     if (loop->config.pipe->publish(loop->pipe, &loop->record, pipe_deadline(loop), err))
         return ds4_err_wrap(err, "publishing step %" PRId64, step->step_no);
     ds4_buf_init(&event.payload, DS4_MAX_FRAME_BYTES);

@@ -265,6 +265,11 @@ int ds4_nvml_read(const struct ds4_nvml *nvml, double *value, struct ds4_err *er
     return 0;
 }
 
+bool ds4_nvml_tells_xids(const struct ds4_nvml *nvml)
+{
+    return nvml->events != NULL;
+}
+
 uint64_t ds4_nvml_next_xid(const struct ds4_nvml *nvml, uint32_t wait_ms)
 {
     struct nvml_event event = {0};

@@ -9,6 +9,7 @@
 #include "common/err.h"
 #include "proto/message.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define DS4_NVML_LIBRARY "libnvidia-ml.so.1"
@@ -24,6 +25,9 @@ void ds4_nvml_close(struct ds4_nvml *nvml);
 /* Fills *value [DS4_N_CARD_SENSOR], below 0 what this card or driver does not tell.  -1 with
  * DS4_E_UNAVAILABLE if the card has fallen off the bus. */
 int ds4_nvml_read(const struct ds4_nvml *nvml, double *value, struct ds4_err *err) DS4_MUST_CHECK;
+
+/* Whether this driver tells the card's Xids. */
+bool ds4_nvml_tells_xids(const struct ds4_nvml *nvml);
 
 /* The next Xid of the card, or 0 after at most wait_ms; returns at once where there are no events. */
 uint64_t ds4_nvml_next_xid(const struct ds4_nvml *nvml, uint32_t wait_ms);

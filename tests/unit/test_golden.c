@@ -1,6 +1,7 @@
 /* The forward pass against outputs of an independent implementation (Hugging Face transformers, float32,
  * on the weights of ds4-tiny, no cache rounding).  Tolerances: relative L2 2e-5, about five times what
- * two exact-order implementations in f32 differ by. */
+ * two exact-order implementations in f32 differ by; with fast products and bf16 streams, which is what a
+ * card serves with, 3e-2 and the same best token wherever its margin is above 0.5. */
 #include "tests/support/chain.h"
 #include "tests/support/golden.h"
 #include "worker/embed_head.h"
@@ -20,20 +21,31 @@
 #define MAX_NLL         2e-4 /* at any position */
 #define MEAN_NLL        2e-5
 #define SURE_MARGIN     1e-3 /* below it two f32 implementations may disagree on the best token */
+#define FAST_REL_L2     3e-2
+#define FAST_MARGIN     0.5
 #define WHOLE_TOK       2600
 #define WHOLE_CHUNK     512
 #define BEGINNING_TOK   300
 #define BEGINNING_CHUNK 37
 
 static const struct chain_options plain = {.quant_sim = DS4_AUTO};
+static const struct chain_options fast = {
+    .quant_sim = DS4_AUTO, .products = DS4_PRODUCTS_FAST, .stream = DS4_STREAM_BF16};
+
+static double check_within(double allowed, const char *what, int64_t index, const float *got,
+                           const float *want, size_t n)
+{
+    double rel = golden_rel_l2(got, want, n);
+
+    if (!(rel <= allowed))
+        fail_msg("%s %ld: relative L2 %g, allowed %g", what, (long)index, rel, allowed);
+    return rel;
+}
 
 static void check_close(const char *what, int64_t index, const float *got, const float *want,
                         size_t n)
 {
-    double rel = golden_rel_l2(got, want, n);
-
-    if (!(rel <= MAX_REL_L2))
-        fail_msg("%s %ld: relative L2 %g, allowed %g", what, (long)index, rel, MAX_REL_L2);
+    (void)check_within(MAX_REL_L2, what, index, got, want, n);
 }
 
 static void hidden_states_match_at_every_layer(void **state)
@@ -128,7 +140,8 @@ struct long_pass {
 
 static struct long_pass whole_pass, beginning_pass;
 
-static const struct long_pass *run_pass(struct long_pass *pass, int32_t n, int32_t chunk)
+static const struct long_pass *run_pass(struct long_pass *pass, const struct chain_options *options,
+                                        int32_t n, int32_t chunk)
 {
     struct chain *c;
     struct ds4_seq_open open;
@@ -136,7 +149,7 @@ static const struct long_pass *run_pass(struct long_pass *pass, int32_t n, int32
 
     if (pass->g != NULL)
         return pass;
-    c = chain_new(&plain);
+    c = chain_new(options);
     pass->g = golden_open(GOLDEN);
     ids = golden_get(pass->g, "long_ids", "I32");
     pass->ids = ids.data;
@@ -159,13 +172,13 @@ static const struct long_pass *run_pass(struct long_pass *pass, int32_t n, int32
 
 static const struct long_pass *whole(void)
 {
-    return run_pass(&whole_pass, WHOLE_TOK, WHOLE_CHUNK);
+    return run_pass(&whole_pass, &plain, WHOLE_TOK, WHOLE_CHUNK);
 }
 
 /* Long enough for every kind of layer to look at rows that left the window. */
 static const struct long_pass *beginning(void)
 {
-    return run_pass(&beginning_pass, BEGINNING_TOK, BEGINNING_CHUNK);
+    return run_pass(&beginning_pass, &plain, BEGINNING_TOK, BEGINNING_CHUNK);
 }
 
 static void free_pass(struct long_pass *pass)
@@ -183,22 +196,28 @@ static int free_passes(void **state)
     return 0;
 }
 
-static void check_prefixes(const struct long_pass *pass)
+/* The largest distance at the end of a prefix. */
+static double check_prefixes(const struct long_pass *pass, double allowed)
 {
     static const int32_t length[] = {1,   3,   4,   5,   127, 128,  129,
                                      130, 256, 511, 513, 900, 1500, 2600};
+    double largest = 0;
 
     for (size_t i = 0; i < sizeof(length) / sizeof(length[0]); i++) {
         char name[32];
         struct golden_tensor want;
+        double rel;
 
         if (length[i] > pass->n)
             break;
         snprintf(name, sizeof(name), "long%d_last", length[i]);
         want = golden_get(pass->g, name, "F32");
-        check_close("prefix", length[i], pass->logits + (size_t)(length[i] - 1) * pass->n_vocab,
-                    want.data, want.n);
+        rel =
+            check_within(allowed, "prefix", length[i],
+                         pass->logits + (size_t)(length[i] - 1) * pass->n_vocab, want.data, want.n);
+        largest = rel > largest ? rel : largest;
     }
+    return largest;
 }
 
 static void check_nll(const struct long_pass *pass)
@@ -219,35 +238,36 @@ static void check_nll(const struct long_pass *pass)
     assert_true(sum / (double)n <= MEAN_NLL);
 }
 
-static void check_best(const struct long_pass *pass)
+/* How many positions have a margin above `sure`; the best token is right there. */
+static size_t check_best(const struct long_pass *pass, double sure)
 {
     struct golden_tensor best = golden_get(pass->g, "long_argmax", "I32");
     struct golden_tensor margin = golden_get(pass->g, "long_margin", "F32");
     size_t n = best.n < (size_t)pass->n ? best.n : (size_t)pass->n, n_clear = 0;
 
     for (size_t t = 0; t < n; t++) {
-        if (!((double)((const float *)margin.data)[t] > SURE_MARGIN))
+        if (!((double)((const float *)margin.data)[t] > sure))
             continue;
         n_clear++;
         if (argmax_of(pass->logits + t * pass->n_vocab, pass->n_vocab) !=
             ((const int32_t *)best.data)[t])
             fail_msg("position %zu: another best token", t);
     }
-    assert_true(n_clear > n * 9 / 10);
+    return n_clear;
 }
 
 static void three_hundred_tokens_match_in_small_chunks(void **state)
 {
     (void)state;
-    check_prefixes(beginning());
+    check_prefixes(beginning(), MAX_REL_L2);
     check_nll(beginning());
-    check_best(beginning());
+    assert_true(check_best(beginning(), SURE_MARGIN) > BEGINNING_TOK * 9 / 10);
 }
 
 static void logits_match_at_the_end_of_every_long_prefix(void **state)
 {
     (void)state;
-    check_prefixes(whole());
+    check_prefixes(whole(), MAX_REL_L2);
 }
 
 static void nll_matches_at_every_long_position(void **state)
@@ -259,7 +279,31 @@ static void nll_matches_at_every_long_position(void **state)
 static void the_best_token_matches_wherever_the_margin_is_clear(void **state)
 {
     (void)state;
-    check_best(whole());
+    assert_true(check_best(whole(), SURE_MARGIN) > WHOLE_TOK * 9 / 10);
+}
+
+/* Chunks of few, some and many rows: products of a card have a way for each. */
+static void fast_products_and_bf16_streams_stay_close(void **state)
+{
+    static const int32_t chunk[] = {BEGINNING_CHUNK, 6, 1, WHOLE_CHUNK};
+    const size_t n = chain_on_cpu() ? 1 : sizeof(chunk) / sizeof(chunk[0]);
+
+    (void)state;
+    for (size_t i = 0; i < n; i++) {
+        struct long_pass pass = {0};
+        const int32_t n_tok = chunk[i] == WHOLE_CHUNK ? WHOLE_TOK : BEGINNING_TOK;
+        double largest;
+        size_t n_sure;
+
+        run_pass(&pass, &fast, n_tok, chunk[i]);
+        largest = check_prefixes(&pass, FAST_REL_L2);
+        n_sure = check_best(&pass, FAST_MARGIN);
+        print_message("chunks of %d: relative L2 up to %.1e, the best token right at %zu sure "
+                      "positions of %d\n",
+                      (int)chunk[i], largest, n_sure, (int)n_tok);
+        assert_true(n_sure > (size_t)n_tok / 4);
+        free_pass(&pass);
+    }
 }
 
 int main(int argc, char **argv)
@@ -271,6 +315,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(logits_match_at_the_end_of_every_long_prefix),
         cmocka_unit_test(nll_matches_at_every_long_position),
         cmocka_unit_test(the_best_token_matches_wherever_the_margin_is_clear),
+        cmocka_unit_test(fast_products_and_bf16_streams_stay_close),
     };
 
     chain_take_args(argc, argv);
