@@ -180,6 +180,24 @@ class Faults(unittest.TestCase):
         self.assertEqual(self.answer(), TEXT)
         self.assertEqual([w.poll() for w in self.rig.workers], [None, None])
 
+    def test_rows_or_records_of_another_step_end_the_generation_and_no_process(self):
+        for fault, stage in (("rows_header:20", 0), ("record_header:20", 1)):
+            with self.subTest(fault):
+                self.start(fault, stage)
+                generation = self.rig.wait_ready()["generation"]
+                frames, reader = self.story()
+                deadline = time.monotonic() + 60
+                while "fault.acts" not in self.log(stage):
+                    self.assertLess(time.monotonic(), deadline, self.rig.logs())
+                    time.sleep(0.02)
+                self.assertLess(self.rig.wait_not_ready(), 5)
+                self.assert_ends_with_an_error(frames, reader)
+                self.assertGreater(self.rig.wait_ready(30)["generation"], generation)
+                self.assertEqual(self.answer(), TEXT)
+                self.assertEqual([w.poll() for w in self.rig.workers], [None, None])
+                self.tearDown()
+                self.setUp()
+
     def test_steps_of_another_generation_change_nothing(self):
         self.start("stale_epoch_msg:1+", 1)
         self.assertEqual(self.answer(), TEXT)
