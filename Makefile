@@ -31,6 +31,9 @@ SUDO        := $(if $(filter 0,$(shell id -u)),,sudo)
 ifneq ($(filter fuzz,$(MAKECMDGOALS)),)
 override CONFIG := fuzz
 endif
+ifneq ($(filter check-cuda,$(MAKECMDGOALS)),)
+override FAULTS := 1
+endif
 ifeq ($(CONFIG),fuzz)
 CC := clang-14
 else ifeq ($(origin CC),default)
@@ -241,16 +244,22 @@ $(BUILD)/bench/bench_cuda: $(BUILD)/bench/%: $(BUILD)/obj/bench/%.o $(GPU_LIBS)
 gpu: $(GPU_PROGRAMS) ## with CUDA=1: the checks and the bench of the CUDA kernels
 
 # Kernels against the CPU's, then the model's own tests on the card, its sequence state and disk tier among
-# them, and whole rigs: churn, lost stages, streams beside each other.  Without a GPU it says so and fails.
+# them, and whole rigs: readings of the card, churn, deep conversations, streams beside each other, lost and
+# late stages, injected faults (the build has them, FAULTS=1).  Without a GPU it says so and fails.
 STAGE_TESTS := $(addprefix $(BUILD)/tests/unit/test_,golden stage stage_bits kv_point kv_tier)
-CUDA_E2E := $(addprefix tests/e2e/test_,churn.py failures.py replay.py streams.py) \
-            $(if $(FAULTS),tests/e2e/faults.py)
+# Where answers are compared that other steps computed: numbers that hardly depend on a step's rows.
+ON_CUDA := --set worker.backend=cuda
+ON_CUDA_EXACT := $(ON_CUDA) --set numerics.products=exact --set numerics.stream=f32
+CUDA_E2E := 'tests/e2e/check_card.py $(ON_CUDA)' 'tests/e2e/test_churn.py $(ON_CUDA) --seconds 600' \
+            'tests/e2e/check_deep.py $(ON_CUDA_EXACT) --seconds 600' \
+            $(foreach t,test_reform test_streams test_failures test_replay faults,'tests/e2e/$(t).py $(ON_CUDA_EXACT)')
+TWO_CARDS = $(if $(word 2,$(wildcard /dev/nvidia[0-9] /dev/nvidia[0-9][0-9])),nccl)
 check-cuda: $(if $(filter 1,$(CUDA)),$(GPU_PROGRAMS) $(STAGE_TESTS) $(BINS) $(SCRIPTED)) ## with CUDA=1, on a machine with a GPU
 	@[ -e /dev/nvidiactl ] || { echo "check-cuda: there is no GPU here"; echo "0 passed, 1 failed"; exit 1; }
 	@[ '$(CUDA)' = 1 ] || { echo "check-cuda: make CUDA=1 check-cuda"; echo "0 passed, 1 failed"; exit 1; }
-	@tests/run.sh $(CONFIG) $(filter $(BUILD)/tests/cuda/%,$(GPU_PROGRAMS)) \
-		$(foreach t,$(STAGE_TESTS),'$(t) --backend cuda') \
-		$(foreach t,$(CUDA_E2E),'$(t) --set worker.backend=cuda')
+	@tests/run.sh $(notdir $(BUILD)) $(filter-out %/check_pipe,$(filter $(BUILD)/tests/cuda/%,$(GPU_PROGRAMS))) \
+		$(foreach p,shm $(if $(filter 1,$(NCCL)),$(TWO_CARDS)),'$(BUILD)/tests/cuda/check_pipe $(p) cuda') \
+		$(foreach t,$(STAGE_TESTS),'$(t) --backend cuda') $(CUDA_E2E)
 
 tests: $(UNIT) $(FUZZERS) $(BINS) $(SCRIPTED) ## build everything that check runs
 

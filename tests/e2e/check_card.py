@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What only a machine with a card can show: the driver's readings reach the router's metrics, and a rig of cards too
 small for the experts answers all the same.  `make check-cuda` runs it with worker.backend = cuda; `--seconds 600` adds
-four stages of 8,192 MB each with full Flash shapes, which takes 80 GB of host memory and minutes."""
+four stages of 8,192 MB each with full Flash shapes, which takes 70 GB of host memory and minutes."""
 
 import os
 import re

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Long conversations beside each other: a client compacts, cold ones push deep ones out, the disk tier saves in
-the middle of a prompt (kv-cache.md 6: T09, T12, T15).  `--seconds 600`: at the lengths of the field reports, as far
-as ds4-tiny's 65,536 tokens go; `make check` runs short forms.  Right means: what the same prompt answers when nothing
-of it is cached."""
+the middle of a prompt (kv-cache.md 6: T09, T12, T15).  `make check-cuda` runs it at the lengths of the field reports, as
+far as ds4-tiny's 65,536 tokens go (`--seconds 600`); without that short forms, which a processor can do.  `make check` has
+the scheduler's side of it in test_kv_stories.  Right means: what the same prompt answers when nothing of it is cached."""
 
 import os
 import random
@@ -77,7 +77,7 @@ class Deep(unittest.TestCase):
 
     def test_a_client_that_compacts_goes_on_from_what_both_histories_share(self):
         self.start()
-        session, compact, shared = (28000, 6000, 3000) if self.whole else (700, 400, 250)
+        session, compact, shared = (28000, 6000, 3000) if self.whole else (420, 300, 170)
         system = lines(1, shared)
         self.ask(system + lines(2, session - shared))
         new = system + lines(3, compact - shared)
@@ -88,22 +88,20 @@ class Deep(unittest.TestCase):
         self.assertEqual(text, self.cold(new, "compact"))
 
     def test_two_deep_conversations_give_way_to_two_cold_ones(self):
-        deep = 60000 if self.whole else 300
-        self.start(sched={"max_seqs": 2}, kv={"blocks": 2 * (deep // BLOCK + 2) + 2})  # two of them and a little
-        talks = [lines(10 + i, deep) for i in range(4 if self.whole else 6)]
+        deep = 60000 if self.whole else 280
+        self.start(sched={"max_seqs": 2}, kv={"blocks": 2 * (deep // BLOCK + 1) + 1})  # two of them and a little
+        talks = [lines(10 + i, deep) for i in range(4)]
         first = [self.ask(talk)[0] for talk in talks[:2]]
-        cold, threads = {}, []
-        for i in range(2, len(talks), 2):  # two cold admissions at once
-            threads = [threading.Thread(target=lambda n=n: cold.__setitem__(n, self.ask(talks[n])[0]))
-                       for n in (i, i + 1)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        self.assertEqual(sorted(cold), list(range(2, len(talks))))
+        cold = {}
+        threads = [threading.Thread(target=lambda n=n: cold.__setitem__(n, self.ask(talks[n])[0])) for n in (2, 3)]
+        for thread in threads:  # two cold admissions at once
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(sorted(cold), [2, 3])
         self.assertGreater(self.metric("ds4_kv_evictions_total"), 0)
         self.assertEqual([self.ask(talk)[0] for talk in talks[:2]], first)
-        for n in (2, 3):
+        for n in (2, 3) if self.whole else (2,):
             self.assertEqual(cold[n], self.cold(talks[n], "cold%d" % n))
 
     @unittest.skipIf(SHORT, "a save needs thousands of tokens")
