@@ -24,8 +24,7 @@ enum ds4_isa { DS4_ISA_AUTO, DS4_ISA_SCALAR, DS4_ISA_AVX2, DS4_ISA_AVX512 };
 enum ds4_load { DS4_LOAD_MMAP, DS4_LOAD_PREAD };
 enum ds4_stream_dtype { DS4_STREAM_AUTO, DS4_STREAM_F32, DS4_STREAM_BF16 };
 /* How products with weights are formed.  EXACT: f32 activations.  FAST: activations quantised to int8
- * blocks (f32 scale per 32 or per 256 by weight type); error bound in kernels/cpu/README.md.  AUTO is a
- * setting's: what it becomes follows from the backend. */
-enum ds4_products { DS4_PRODUCTS_EXACT, DS4_PRODUCTS_FAST, DS4_PRODUCTS_AUTO };
+ * blocks (f32 scale per 32 or per 256 by weight type); error bound in kernels/cpu/README.md. */
+enum ds4_products { DS4_PRODUCTS_EXACT, DS4_PRODUCTS_FAST };
 
 #endif

@@ -41,6 +41,13 @@ struct ds4_config_texts {
     int32_t n;
 };
 
+/* What is asked of products; auto follows from the backend, and what computes is told enum ds4_products. */
+enum ds4_products_choice {
+    DS4_PRODUCTS_CHOICE_AUTO,
+    DS4_PRODUCTS_CHOICE_EXACT,
+    DS4_PRODUCTS_CHOICE_FAST
+};
+
 struct ds4_config {
     struct {
         char *listen;
@@ -179,7 +186,7 @@ struct ds4_config {
     } nccl;
     struct {
         unsigned int stream;   /* enum ds4_stream_dtype */
-        unsigned int products; /* enum ds4_products */
+        unsigned int products; /* enum ds4_products_choice */
     } numerics;
     struct {
         int32_t step_s;

@@ -217,7 +217,7 @@ const struct ds4_setting ds4_settings[] = {
 
     ONE(numerics, stream, "auto", "auto|f32|bf16",
         "type of the residual streams; auto = f32 on cpu, bf16 on cuda"),
-    ONE(numerics, products, "auto", "exact|fast|auto",
+    ONE(numerics, products, "auto", "auto|exact|fast",
         "f32 activations, or int8 and bf16 within a stated tolerance; auto = exact on cpu, fast on "
         "cuda"),
 

@@ -109,10 +109,14 @@ static int64_t host_share(int32_t host_mb, int32_t n_stage)
 /* Exact products answer to the bit on every processor; a card would be several times slower with them. */
 static enum ds4_products products_of(const struct ds4_config *config)
 {
-    enum ds4_products products = (enum ds4_products)config->numerics.products;
-
-    if (products != DS4_PRODUCTS_AUTO)
-        return products;
+    switch ((enum ds4_products_choice)config->numerics.products) {
+    case DS4_PRODUCTS_CHOICE_EXACT:
+        return DS4_PRODUCTS_EXACT;
+    case DS4_PRODUCTS_CHOICE_FAST:
+        return DS4_PRODUCTS_FAST;
+    case DS4_PRODUCTS_CHOICE_AUTO:
+        break;
+    }
     return config->worker.backend == DS4_BACKEND_CUDA ? DS4_PRODUCTS_FAST : DS4_PRODUCTS_EXACT;
 }
 
