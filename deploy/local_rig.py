@@ -186,7 +186,7 @@ class Rig:
         self.workers[stage].wait()
         self.workers[stage] = None
 
-    def stop(self, timeout=20):
+    def stop(self, timeout=60):
         """SIGTERM to all, router first; SIGKILL for what is left at the timeout.  Returns the exit
         statuses {name: status}."""
         named = [("router", self.router)]

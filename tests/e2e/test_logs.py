@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """The journal: a line per request with every phase, slow ones as warnings, and nothing secret."""
 
+import http.client
 import json
 import os
 import re
-import signal
 import sys
 import tempfile
-import threading
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import e2e  # noqa: E402
+from scripted import ScriptedRig  # noqa: E402
 
 CHAT = "/v1/chat/completions"
 PROMPT, KEY, WRONG_KEY, TOOL = ("xylophone-prompt-7731", "sk-marker-right-4410",
@@ -51,7 +51,7 @@ class Logs(unittest.TestCase):
                                    "max_tokens": 20, "min_tokens": 20, "reasoning_effort": "none"})
         self.assertEqual(status, 200)
         usage = json.loads(answer)["usage"]
-        (line,) = self.lines("request.done")
+        (line,) = e2e.wait_until(lambda: self.lines("request.done"), self.rig.logs)
         self.assertEqual((line["api"], line["stream"], line["end"], line["reason"]),
                          ("chat", "no", "length", "none"))
         self.assertEqual((int(line["prompt"]), int(line["completion"])),
@@ -59,24 +59,22 @@ class Logs(unittest.TestCase):
         phases = [int(line[p + "_ms"]) for p in ("parse", "queue", "prefill", "decode")]
         self.assertGreaterEqual(min(phases), 0)
         self.assertAlmostEqual(sum(phases[:3]), int(line["ttft_ms"]), delta=3)
-        self.assertAlmostEqual(sum(phases), int(line["total_ms"]), delta=10)
+        self.assertGreaterEqual(int(line["total_ms"]), sum(phases) - 4)  # each is rounded
         self.assertGreater(float(line["tok_s"]), 0)
         self.assertEqual((line["effort_requested"], line["effort_applied"]), ("none", "off"))
         self.assertEqual(self.lines("request.slow"), [])
 
     def test_a_slow_request_is_a_warning(self):
-        self.start(log={"slow_total_s": 1, "level": "warn"})
-        status, _ = self.ask({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2})
-        self.assertEqual(status, 200)
-        self.assertEqual(self.lines("request.slow"), [])
-        # A stage that stands still for longer than that, and less long than it takes to be lost.
-        self.rig.workers[0].send_signal(signal.SIGSTOP)
-        threading.Timer(1.3, self.rig.workers[0].send_signal, (signal.SIGCONT,)).start()
-        status, _ = self.ask({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2})
-        self.assertEqual(status, 200)
-        (line,) = self.lines("request.slow")
-        self.assertGreater(int(line["total_ms"]), 1000)
-        self.assertGreater(sum(int(line[p + "_ms"]) for p in ("queue", "prefill", "decode")), 1000)
+        self.rig = ScriptedRig({"rules": [{"contains": "slowly", "prefill_ms": 5500, "text": "At last."},
+                                          {"text": "At once."}]},
+                               {"log": {"slow_total_s": 5, "level": "warn"}})
+        self.rig.start()
+        for word in ("Hello", "slowly"):
+            self.assertEqual(self.lines("request.slow"), [])
+            self.assertEqual(self.ask({"messages": [{"role": "user", "content": word}], "max_tokens": 20})[0], 200)
+        (line,) = e2e.wait_until(lambda: self.lines("request.slow"), self.rig.logs)
+        self.assertGreater(int(line["total_ms"]), 5000)
+        self.assertGreater(sum(int(line[p + "_ms"]) for p in ("queue", "prefill", "decode")), 5000)
 
     def test_nothing_secret_is_logged(self):
         """Not at the level of every step either."""
@@ -102,20 +100,21 @@ class Logs(unittest.TestCase):
         self.rig.request("GET", "/v1/models?key=" + WRONG_KEY, headers={"x-api-key": KEY})
         # A stream whose client leaves, and one whose stage dies.
         body = {"messages": messages, "stream": True, "max_tokens": 3000, "min_tokens": 3000}
-        thread = threading.Thread(target=lambda: self.ask(body))
-        thread.start()
-        while not self.lines("sched.admit"):
-            pass
+        connection = http.client.HTTPConnection("127.0.0.1", self.rig.port, timeout=e2e.PATIENCE)
+        connection.request("POST", CHAT, json.dumps(body), {"authorization": "Bearer " + KEY})
+        stream = connection.getresponse()
+        self.assertTrue(stream.readline())
         self.rig.kill_worker(0)
-        thread.join(20)
+        stream.read()
+        connection.close()
         self.rig.start_worker(0)
-        self.rig.wait_ready(30)
+        self.rig.wait_ready()
+        e2e.wait_until(lambda: len(self.lines("request.done")) == 5, self.rig.logs)
         everything = ""
         for name in os.listdir(self.rig.folder):
             if name.endswith(".log"):
                 with open(os.path.join(self.rig.folder, name), encoding="utf-8") as log:
                     everything += log.read()
-        self.assertEqual(len(self.lines("request.done")), 5)
         for secret in (PROMPT, KEY, WRONG_KEY, TOOL, "xylophone", "marker"):
             self.assertNotIn(secret, everything)
         text = self.rig.request("GET", "/metrics")[2].decode()
