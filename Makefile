@@ -217,8 +217,10 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(BUILD)/lib/libsupport.a $(ARCHIVES)
 		$(LIBS_all) -lcmocka
 # It exports the driver's library, of its own making.
 LDFLAGS_unit/test_card_watch := -rdynamic
-# libFuzzer brings main(); elsewhere replay.c does and feeds the corpus.
-$(BUILD)/fuzz/%: $(BUILD)/obj/tests/fuzz/%.o $(if $(filter-out fuzz,$(CONFIG)),$(BUILD)/obj/tests/fuzz/replay.o) $(BUILD)/lib/libsupport.a $(ARCHIVES)
+# libFuzzer brings main(); elsewhere replay.c does and feeds the corpus.  What reads bytes computes nothing: of
+# the worker only what is named here, no kernels, nothing else to compile for CONFIG=fuzz.
+FUZZED := $(call obj,tests/support/parse_check.c worker/kv_part.c) $(call lib_of,router proto common)
+$(BUILD)/fuzz/%: $(BUILD)/obj/tests/fuzz/%.o $(if $(filter-out fuzz,$(CONFIG)),$(BUILD)/obj/tests/fuzz/replay.o) $(FUZZED)
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS_ALL) $(if $(filter fuzz,$(CONFIG)),-fsanitize=fuzzer) -o $@ $(filter %.o,$^) \
 		-Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_all)
@@ -286,7 +288,7 @@ check-e2e: $(BINS) $(SCRIPTED) ## end-to-end tests only
 # Unit tests that inject faults, and the same over whole rigs.
 FAULT_TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(shell grep -l '"common/fault.h"' tests/unit/*.c))
 check-faults: $(FAULT_TESTS) $(BINS) ## with FAULTS=1: what each deliberate fault leads to
-	@tests/run.sh $(CONFIG)$(if $(FAULTS),-faults) $(FAULT_TESTS) tests/e2e/faults.py
+	@REDUCED=1 tests/run.sh $(CONFIG)$(if $(FAULTS),-faults) $(FAULT_TESTS) tests/e2e/faults.py
 check-page: $(BINS) ## the status page in a headless Chromium, which it installs
 	@tests/install.sh "$(SUDO)" chromium
 	@tests/run.sh $(CONFIG) tests/e2e/check_page.py

@@ -257,6 +257,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_place_that_no_chunk_passes_is_refused),
     };
 
-    all = argc == 3 && strcmp(argv[1], "--long") == 0;
+    chain_take_args(argc, argv);
+    for (int i = 1; i + 1 < argc; i += 2)
+        all |= strcmp(argv[i], "--long") == 0;
     return cmocka_run_group_tests(tests, open_text, close_text);
 }

@@ -89,18 +89,6 @@ static void feed_with_anchors(struct chain *c, int32_t slot, int32_t from, int32
     }
 }
 
-static void check_suffix(const char *what, struct chain *c, int32_t m)
-{
-    static float *got;
-
-    if (got == NULL)
-        got = take(SUFFIX_TOK * text.n_value, sizeof(*got));
-    chain_residual(c, SUFFIX_TOK, got);
-    if (!chain_same_rows(got, text.want + (size_t)m * SUFFIX_TOK * text.n_value,
-                         SUFFIX_TOK * text.n_value))
-        fail_msg("%s: cut at %d differs from a cold run", what, m);
-}
-
 static void run_suffix(struct chain *c, int32_t slot, int32_t m)
 {
     feed(c, slot, text.suffix, m, SUFFIX_TOK);
@@ -177,21 +165,14 @@ static void poison_rows(struct chain *c, int32_t slot, int32_t m)
 
 /* ---- oracle --------------------------------------------------------------------------------------- */
 
-static int make_oracle(void **state)
+static void make_oracle(void)
 {
     struct chain_options options = {.quant_sim = DS4_OFF};
     struct chain *c;
-    struct golden_tensor ids;
     struct ds4_stage *st;
     size_t rings, pages;
     uint8_t *kept_rings, *kept_pages;
 
-    (void)state;
-    text.g = golden_open(GOLDEN);
-    ids = golden_get(text.g, "long_ids", "I32");
-    text.ids = ids.data;
-    text.suffix = text.ids + SUFFIX_AT;
-    assert_true(ids.n >= SUFFIX_AT + SUFFIX_TOK);
     options.context_tok = 768;
     c = chain_new(&options);
     st = c->stage[0];
@@ -223,10 +204,42 @@ static int make_oracle(void **state)
     free(kept_pages);
     free(kept_rings);
     chain_free(c);
+}
+
+/* The suffix after the first m tokens, as a cold run has it: [SUFFIX_TOK, n_value].  All of them are made
+ * for the first test that asks. */
+static const float *wanted(int32_t m)
+{
+    if (text.want == NULL)
+        make_oracle();
+    return text.want + (size_t)m * SUFFIX_TOK * text.n_value;
+}
+
+static void check_suffix(const char *what, struct chain *c, int32_t m)
+{
+    const float *want = wanted(m);
+    float *got = take(SUFFIX_TOK * text.n_value, sizeof(*got));
+
+    chain_residual(c, SUFFIX_TOK, got);
+    if (!chain_same_rows(got, want, SUFFIX_TOK * text.n_value))
+        fail_msg("%s: cut at %d differs from a cold run", what, m);
+    free(got);
+}
+
+static int open_text(void **state)
+{
+    struct golden_tensor ids;
+
+    (void)state;
+    text.g = golden_open(GOLDEN);
+    ids = golden_get(text.g, "long_ids", "I32");
+    text.ids = ids.data;
+    text.suffix = text.ids + SUFFIX_AT;
+    assert_true(ids.n >= SUFFIX_AT + SUFFIX_TOK);
     return 0;
 }
 
-static int free_oracle(void **state)
+static int close_text(void **state)
 {
     (void)state;
     free(text.want);
@@ -441,7 +454,7 @@ static void check_parent(struct chain *c, int32_t pos)
     run_suffix(c, 0, pos);
     chain_residual(c, SUFFIX_TOK, got);
     assert_true(chain_same_rows((const float *)(const void *)want, (const float *)(const void *)got,
-                                SUFFIX_TOK * text.n_value));
+                                bytes / sizeof(float)));
     free(got);
     free(want);
     chain_free(cold);
@@ -454,6 +467,7 @@ static void check_fork(int32_t m, int32_t n_stage)
     struct chain_options options = {.quant_sim = DS4_OFF, .n_stage = n_stage};
     struct chain *c = chain_new(&options);
     int32_t cut = m / DS4_BLOCK_TOK;
+    const float *want = wanted(m);
     float *row = take(text.n_value, sizeof(*row));
 
     reopen(c, 0, 0, 0);
@@ -474,8 +488,7 @@ static void check_fork(int32_t m, int32_t n_stage)
 
         chain_step(c, NULL, 0, part, 2);
         chain_residual(c, 1, row);
-        if (!chain_same_rows(row, text.want + ((size_t)m * SUFFIX_TOK + (size_t)t) * text.n_value,
-                             text.n_value))
+        if (!chain_same_rows(row, want + (size_t)t * text.n_value, text.n_value))
             fail_msg("fork at %d: token %d of the child differs", m, t);
     }
     check_parent(c, m + 30 + SUFFIX_TOK);
@@ -783,5 +796,5 @@ int main(int argc, char **argv)
         every_position |= strcmp(argv[i], "--long") == 0;
     if (every_position)
         n_tok = LONG_TOK;
-    return cmocka_run_group_tests(tests, make_oracle, free_oracle);
+    return cmocka_run_group_tests(tests, open_text, close_text);
 }

@@ -609,11 +609,11 @@ static void drain_runs_what_is_posted_and_stop_does_not(void **state)
     int n_tokens = 0;
 
     (void)state;
-    read_case(6, &prompt, &want);
     for (int drain = 0; drain < 2; drain++) {
         struct ds4_loop *loop = start_loop(0, 1);
         int64_t n_step;
 
+        read_case(drain == 1 ? 6 : 0, &prompt, &want);
         form(loop, 1, getpid());
         /* More than can be told while nobody listens: some are not run when the stop comes. */
         script_init(&script, 1, &prompt, NULL, drain == 1 ? 3 : DS4_LOOP_EVENTS + 8);
