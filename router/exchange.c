@@ -38,6 +38,7 @@ struct ds4_exchange {
     const char *endpoint; /* label */
     int status;           /* of the answer, 0 = none yet */
     char id[DS4_REQUEST_ID_MAX + 1];
+    bool id_given; /* by the client's header */
 
     struct ds4_buf out;
     struct ds4_buf flight;
@@ -205,16 +206,24 @@ static struct ds4_str path_of(const h2o_req_t *req)
     return path;
 }
 
-static void choose_id(struct ds4_exchange *x)
+/* The client's own name for the request, if it is one that can stand in a header and a log line. */
+static bool take_id(struct ds4_exchange *x, struct ds4_str given)
 {
-    struct ds4_str given = ds4_exchange_header(x, "x-request-id");
     bool usable = given.len > 0 && given.len <= DS4_REQUEST_ID_MAX;
 
     for (size_t i = 0; usable && i < given.len; i++)
         usable = given.ptr[i] > ' ' && given.ptr[i] < 0x7f;
-    if (usable)
-        memcpy(x->id, given.ptr, given.len);
-    else
+    if (!usable)
+        return false;
+    memcpy(x->id, given.ptr, given.len);
+    x->id[given.len] = '\0';
+    return true;
+}
+
+static void choose_id(struct ds4_exchange *x)
+{
+    x->id_given = take_id(x, ds4_exchange_header(x, "x-request-id"));
+    if (!x->id_given)
         (void)snprintf(x->id, sizeof(x->id), "req-%016" PRIx64 "%08" PRIx64, x->host->id_seed,
                        x->host->next_id++);
 }
@@ -347,6 +356,12 @@ bool ds4_exchange_is_local(const struct ds4_exchange *x)
     memcpy(&v6, &((const struct sockaddr_in6 *)&peer)->sin6_addr, sizeof(v6));
     return IN6_IS_ADDR_LOOPBACK(&v6) ||
            (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == IN_LOOPBACKNET);
+}
+
+void ds4_exchange_offer_id(struct ds4_exchange *x, struct ds4_str id)
+{
+    if (!x->id_given)
+        (void)take_id(x, id);
 }
 
 const char *ds4_exchange_id(const struct ds4_exchange *x)

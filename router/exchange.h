@@ -49,6 +49,8 @@ bool ds4_exchange_is_local(const struct ds4_exchange *x);
 struct ds4_str ds4_exchange_key(const struct ds4_exchange *x);
 /* The request's id: the client's x-request-id if it is 1..128 printable characters, else ours. */
 const char *ds4_exchange_id(const struct ds4_exchange *x);
+/* The same from the body (request_id), which a header outranks.  Before anything has been answered. */
+void ds4_exchange_offer_id(struct ds4_exchange *x, struct ds4_str id);
 /* Monotonic time at which the request was complete. */
 int64_t ds4_exchange_started_ns(const struct ds4_exchange *x);
 

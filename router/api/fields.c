@@ -105,7 +105,7 @@ static const struct field fields[] = {
     {"background", RESPONSES, 0},
     {"modalities", CHAT, 0},
     {"audio", CHAT, 0},
-    {"request_id", 0, EVERY},
+    {"request_id", EVERY, 0},
     {"prompt_cache_key", 0, EVERY},
     {"user", 0, EVERY},
     {"metadata", RESPONSES, CHAT | COMPLETIONS | MESSAGES},

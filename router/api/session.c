@@ -7,6 +7,7 @@
 #include "router/api/intake.h"
 #include "router/exchange.h"
 
+#include <stdio.h>
 #include <xxhash.h>
 
 static uint64_t hash(struct ds4_str text)
@@ -49,6 +50,8 @@ int ds4_session_read(const struct ds4_answer *answer, const struct ds4_json *bod
     req->no_cache_reads = !cache;
     if (ds4_json_get_str(body, "", "cache_salt", &salt, &err) != 0)
         return ds4_api_fail(error, "invalid_value", "cache_salt", "%s", err.msg);
+    ds4_exchange_offer_id(answer->x, text_of(body, "request_id"));
+    (void)snprintf(req->id, sizeof(req->id), "%s", ds4_exchange_id(answer->x));
     req->tenant = hash(ds4_exchange_key(answer->x));
     req->salt = req->tenant;
     if (salt.len > 0)

@@ -95,8 +95,7 @@ static int read_part(struct reader *r, const struct ds4_jt_node *part, size_t i,
             return 0;
         }
         if (!is_result)
-            return bad_value(r, UNSUPPORTED, type->str,
-                             "is not supported: this model reads text only",
+            return bad_value(r, UNSUPPORTED, type->str, "this model reads text only",
                              "messages[%zu].content[%zu].type", i, p);
         ds4_normalise_append_part(text, p, type->str, true);
         return 0;

@@ -137,6 +137,16 @@ class Scripted(unittest.TestCase):
                                  else "tool_choice_unsatisfied")
                 self.assertNotIn("DSML", json.dumps(answer, ensure_ascii=False))
 
+    def test_a_request_keeps_the_name_its_body_gives_it(self):
+        for dialect in DIALECTS:
+            body = dialect.ask("ping", request_id="mine-1")
+            for headers, name in (({}, "mine-1"), ({"x-request-id": "header-2"}, "header-2")):
+                with self.subTest(dialect=dialect.name, name=name):
+                    got, told, _ = self.rig.request("POST", dialect.path, body, headers)
+                    self.assertEqual((got, told["x-request-id"]), (200, name))
+        told = self.rig.request("POST", DIALECTS[0].path, DIALECTS[0].ask("ping", request_id="a b"))[1]
+        self.assertRegex(told["x-request-id"], "^req-")
+
     def test_what_cannot_be_offered_is_named_in_responses(self):
         for more, param in (({"instructions": [{"role": "user", "content": "x"}]}, "instructions"),
                             ({"prompt": {"id": "pmpt_1"}}, "prompt"), ({"include": "x"}, "include")):
