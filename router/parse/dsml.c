@@ -80,12 +80,17 @@ static void end_call(struct ds4_stream *s)
     case DS4_CALL_NAMELESS:
         s->call.tool = infer_tool(s);
         if (s->call.tool == NULL) {
+            ds4_buf_clear(&s->junk);
             ds4_state_count(s, DS4_RULE_REJECTED_AMBIGUOUS);
             return;
         }
         ds4_state_count(s, DS4_RULE_RECOVERED_NAMELESS);
         s->call.index = ds4_state_announce(s, s->call.tool->name);
-        send_collected(s);
+        if (s->call.has_json)
+            send_args(s, ds4_buf_view(&s->junk));
+        else
+            send_collected(s);
+        ds4_buf_clear(&s->junk);
         break;
     case DS4_CALL_DONE:
         break;
@@ -128,7 +133,7 @@ void ds4_dsml_take_param(struct ds4_stream *s, struct ds4_str text, enum ds4_arg
         break;
     case DS4_CALL_HELD:
     case DS4_CALL_NAMELESS:
-        if (!ds4_args_add(&s->args, name, text, form))
+        if (!s->call.has_json && !ds4_args_add(&s->args, name, text, form))
             ds4_state_count(s, DS4_RULE_DUP_PARAM);
         break;
     case DS4_CALL_DONE:
@@ -139,8 +144,14 @@ void ds4_dsml_take_param(struct ds4_stream *s, struct ds4_str text, enum ds4_arg
 void ds4_dsml_take_json(struct ds4_stream *s, struct ds4_str text)
 {
     ds4_args_clear(&s->args);
-    if (s->call.mode == DS4_CALL_NAMELESS || !ds4_args_object_keys(text, &s->args)) {
+    if (!ds4_args_object_keys(text, &s->args)) {
         ds4_args_clear(&s->args);
+        return;
+    }
+    if (s->call.mode == DS4_CALL_NAMELESS) {
+        s->call.has_json = true;
+        if (ds4_buf_append_str(&s->junk, text) != 0)
+            s->failed = true;
         return;
     }
     send_args(s, text);
@@ -336,7 +347,7 @@ void ds4_dsml_end(struct ds4_stream *s)
     if (s->state == DS4_STATE_JSON && !s->cut_short) {
         body = ds4_str_trim(ds4_state_view(s, s->param.begin, ds4_state_end(s)));
         ds4_dsml_take_json(s, body);
-        if (s->call.mode == DS4_CALL_DONE)
+        if (s->call.mode == DS4_CALL_DONE || s->call.has_json)
             s->state = DS4_STATE_CALL;
     }
     if (s->state == DS4_STATE_BLOCK)

@@ -110,7 +110,8 @@ enum ds4_call_mode {
 struct ds4_call {
     enum ds4_call_mode mode;
     uint32_t index;
-    bool fresh; /* nothing but blanks since the opener */
+    bool fresh;    /* nothing but blanks since the opener */
+    bool has_json; /* nameless: its JSON body waits in `junk`, the keys in `args` */
     size_t n_written;
     const struct ds4_tool *tool; /* NULL if undeclared or nameless */
 };

@@ -1,6 +1,7 @@
 /* The strict grammar: what a block yields when the model forgets things, and when it is cut. */
 #include "tests/support/parse_check.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include <setjmp.h>
@@ -139,6 +140,24 @@ static void a_nameless_invoke_is_inferred_or_nothing(void **state)
     assert_int_equal(rules[DS4_RULE_REJECTED_AMBIGUOUS], 1);
 }
 
+/* The tool that needs nothing was called with nothing: the body was read and forgotten. */
+static void a_nameless_json_body_keeps_its_arguments(void **state)
+{
+    static const char opener[] = "<｜DSML｜tool_calls>\n<｜DSML｜invoke>\n";
+    char text[512];
+
+    (void)state;
+    (void)snprintf(text, sizeof(text), "%s{\"command\": \"a\", \"timeout\": 2}" CLOSE, opener);
+    reads(text, "||bash({\"command\": \"a\", \"timeout\": 2})|tool_calls");
+    assert_int_equal(rules[DS4_RULE_RECOVERED_NAMELESS], 1);
+    (void)snprintf(text, sizeof(text), "%s{\"command\": \"a\"}\n" JSON "3" PARAM, opener);
+    reads(text, "||bash({\"command\": \"a\"})|tool_calls");
+    (void)snprintf(text, sizeof(text), "%s{\"where\": \"a\"}" CLOSE, opener);
+    reads(text, "|||stop");
+    (void)snprintf(text, sizeof(text), "%s{}" CLOSE, opener);
+    reads(text, "||now({})|tool_calls");
+}
+
 static void a_turn_marker_between_parameters_closes_the_call(void **state)
 {
     (void)state;
@@ -238,6 +257,7 @@ int main(void)
         cmocka_unit_test(a_json_body_stands_for_the_parameters_only_at_the_start),
         cmocka_unit_test(loose_parameters_under_an_object_become_its_members),
         cmocka_unit_test(a_nameless_invoke_is_inferred_or_nothing),
+        cmocka_unit_test(a_nameless_json_body_keeps_its_arguments),
         cmocka_unit_test(a_turn_marker_between_parameters_closes_the_call),
         cmocka_unit_test(text_after_an_unclosed_block_is_content_unless_cut),
         cmocka_unit_test(a_cut_call_stays_unterminated),
