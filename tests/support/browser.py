@@ -30,7 +30,7 @@ class Socket:
     """The client side of a WebSocket (RFC 6455), text frames only."""
 
     def __init__(self, port, path):
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=120)
         self.rest = b""
         self.sock.sendall(("GET %s HTTP/1.1\r\nhost: 127.0.0.1:%d\r\nupgrade: websocket\r\n"
                            "connection: Upgrade\r\nsec-websocket-key: %s\r\n"
@@ -128,7 +128,7 @@ class Page:
             raise BrowserError("%s: %s" % (expression, result["exceptionDetails"]))
         return result["result"].get("value")
 
-    def wait(self, expression, good=bool, seconds=20):
+    def wait(self, expression, good=bool, seconds=60):
         """Waits until good(value) holds; returns (value, seconds it took)."""
         begin = time.monotonic()
         while True:
@@ -170,10 +170,14 @@ class Browser:
              "--remote-debugging-port=0", "--user-data-dir=" + self.folder, "about:blank"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env=dict(os.environ, HOME=self.folder))
-        self.port = self._wait_for_port()
+        try:
+            self.port = self._wait_for_port()
+        except BrowserError:
+            self.__exit__()
+            raise
 
     def _wait_for_port(self):
-        path, deadline = os.path.join(self.folder, "DevToolsActivePort"), time.monotonic() + 60
+        path, deadline = os.path.join(self.folder, "DevToolsActivePort"), time.monotonic() + 180
         while time.monotonic() < deadline:
             if os.path.exists(path):
                 with open(path, encoding="ascii") as lines:
@@ -186,7 +190,7 @@ class Browser:
         raise BrowserError("the browser did not start")
 
     def open(self, url, width, height, dark=False):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("PUT", "/json/new?about:blank")
         target = json.loads(connection.getresponse().read())
         connection.close()
