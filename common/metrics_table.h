@@ -154,6 +154,8 @@
       "Reads of the device's memory, as the start-up probe measured")                              \
     X(LINK_BANDWIDTH, "ds4_link_bandwidth_bytes", GAUGE, NONE, DS4_STAGE,                          \
       "Bytes per second from host to card, as the start-up probe measured")                        \
+    X(LINK_LATENCY, "ds4_link_latency_seconds", GAUGE, NONE, DS4_STAGE,                            \
+      "From asking for a word of the card's memory to having it, as measured at the start")        \
     X(STAGE_FLOPS, "ds4_stage_flops", GAUGE, NONE, DS4_STAGE,                                      \
       "Single-precision operations per second the probe measured")                                 \
     X(STAGE_MEMORY, "ds4_stage_memory_bytes", GAUGE, NONE, DS4_STAGE ",kind=weights|kv|rss",       \

@@ -386,6 +386,7 @@ int ds4_check_health(const struct ds4_health *health, struct ds4_err *err)
         in_range("probe", health->probe, 0, DS4_MAX_PROBE, err) ||
         in_real_range("memory_bytes_per_s", health->memory_bytes_per_s, 0, max_rate, err) ||
         in_real_range("link_bytes_per_s", health->link_bytes_per_s, 0, max_rate, err) ||
+        in_real_range("link_latency_s", health->link_latency_s, 0, max_seconds, err) ||
         in_real_range("flops", health->flops, 0, max_rate, err) || check_card(&health->card, err) ||
         is_text("message", health->message, sizeof(health->message), err))
         return -1;

@@ -623,6 +623,7 @@ int ds4_codec_encode_health(const struct ds4_health *health, struct ds4_buf *out
     wire.probe = (uint32_t)h.probe;
     wire.memory_bytes_per_s = h.memory_bytes_per_s;
     wire.link_bytes_per_s = h.link_bytes_per_s;
+    wire.link_latency_s = h.link_latency_s;
     wire.flops = h.flops;
     wire.uses_on_device = h.uses_on_device;
     wire.uses_streamed = h.uses_streamed;
@@ -698,6 +699,7 @@ static int get_health(const Ds4__Wire__Health *wire, uint32_t generation, struct
         .probe = wire->probe > DS4_MAX_PROBE ? -1 : (int32_t)wire->probe,
         .memory_bytes_per_s = wire->memory_bytes_per_s,
         .link_bytes_per_s = wire->link_bytes_per_s,
+        .link_latency_s = wire->link_latency_s,
         .flops = wire->flops,
         .uses_on_device = wire->uses_on_device,
         .uses_streamed = wire->uses_streamed,

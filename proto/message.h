@@ -396,6 +396,7 @@ struct ds4_health {
     int32_t probe;             /* 0 not probed, 1 full rate, 2 throttled, 3 power brake */
     double memory_bytes_per_s; /* the device, as measured at start; 0 = not measured */
     double link_bytes_per_s;
+    double link_latency_s; /* of one word from the device */
     double flops;
     uint64_t uses_on_device; /* of experts, where some stay in host memory; all 0 otherwise */
     uint64_t uses_streamed;

@@ -348,6 +348,7 @@ static void export_stage(const struct ds4_cluster *c, const struct ds4_stage_vie
         ds4_metric_hide(m, DS4_M_GPU_MEMORY, stage, "other");
         ds4_metric_hide(m, DS4_M_STAGE_BANDWIDTH, stage);
         ds4_metric_hide(m, DS4_M_LINK_BANDWIDTH, stage);
+        ds4_metric_hide(m, DS4_M_LINK_LATENCY, stage);
         ds4_metric_hide(m, DS4_M_STAGE_FLOPS, stage);
         return;
     }
@@ -357,6 +358,8 @@ static void export_stage(const struct ds4_cluster *c, const struct ds4_stage_vie
     ds4_metric_set(m, DS4_M_STAGE_BANDWIDTH, h->memory_bytes_per_s, stage);
     if (h->link_bytes_per_s > 0) /* a processor has none */
         ds4_metric_set(m, DS4_M_LINK_BANDWIDTH, h->link_bytes_per_s, stage);
+    if (h->link_latency_s > 0)
+        ds4_metric_set(m, DS4_M_LINK_LATENCY, h->link_latency_s, stage);
     ds4_metric_set(m, DS4_M_STAGE_FLOPS, h->flops, stage);
     ds4_metric_set(m, DS4_M_STAGE_MEMORY, (double)h->weights_bytes, stage, "weights");
     ds4_metric_set(m, DS4_M_STAGE_MEMORY, (double)h->kv_bytes, stage, "kv");

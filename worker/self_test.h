@@ -16,6 +16,13 @@ const char *ds4_probe_text(enum ds4_probe_verdict verdict);
 void ds4_self_test_probe(const struct ds4_backend *backend, struct ds4_device *dev,
                          struct ds4_probe *out);
 
+/* Seconds from asking for a word of device memory to having it in pinned host memory, the best of several
+ * times: what every small exchange with the card costs.  0 without memory for it.  Logged.
+ *
+ *   word   8 bytes on the device, left as they are */
+double ds4_self_test_latency(const struct ds4_backend *backend, struct ds4_device *dev,
+                             const void *word);
+
 struct ds4_area {
     const char *name;
     void *data; /* NULL: nothing there */

@@ -232,6 +232,8 @@ static int alloc_device(struct ds4_stage *st, bool self_test, void **weights_are
 
         test_memory(st, area, (int32_t)(sizeof(area) / sizeof(area[0])));
     }
+    if (st->probe.link_bytes_per_s > 0 && plan->scratch_bytes > 0)
+        st->link_latency_s = ds4_self_test_latency(st->backend, st->dev, scratch);
     st->backend->set_scratch(st->dev, scratch, plan->scratch_bytes);
     ds4_step_buffers_carve(&st->buf, &st->model, plan->stream, plan->max_step_tok, plan->max_seqs,
                            st->last, steps);
@@ -461,6 +463,7 @@ void ds4_stage_health(const struct ds4_stage *st, struct ds4_health *health)
     health->probe = (int32_t)st->probe.verdict;
     health->memory_bytes_per_s = st->probe.memory_bytes_per_s;
     health->link_bytes_per_s = st->probe.link_bytes_per_s;
+    health->link_latency_s = st->link_latency_s;
     health->flops = st->probe.flops;
     health->expert_steps = atomic_load_explicit(&st->spread_steps, memory_order_relaxed);
     health->experts_touched = atomic_load_explicit(&st->spread_experts, memory_order_relaxed);

@@ -42,6 +42,7 @@ struct ds4_stage {
     const struct ds4_backend *backend;
     struct ds4_device *dev; /* owned, with everything allocated from it */
     struct ds4_probe probe; /* what the device can do */
+    double link_latency_s;  /* of a word from the device; 0 where the device is the host */
     struct ds4_plan plan;
     struct ds4_offload *offload;    /* NULL: all experts are on the device */
     const struct ds4_backend *host; /* what computes the others, and its device; owned */

@@ -694,6 +694,7 @@ static void what_the_driver_says_of_a_card_is_shown_while_its_stage_is_up(void *
     h.weights_bytes = 500;
     h.kv_bytes = 300;
     h.link_bytes_per_s = 8e8;
+    h.link_latency_s = 25e-6;
     h.card.xid[DS4_XID_154] = 2;
     h.card.xid[DS4_XID_OTHER] = 1;
     ds4_cluster_health(w.cluster, &w.peer[1], &h, w.rig.now_ns);
@@ -711,9 +712,12 @@ static void what_the_driver_says_of_a_card_is_shown_while_its_stage_is_up(void *
     assert_float_equal(metric(m, DS4_M_GPU_MEMORY, "1", "kv"), 300, 0);
     assert_float_equal(metric(m, DS4_M_GPU_MEMORY, "1", "other"), 200, 0);
     assert_float_equal(metric(m, DS4_M_LINK_BANDWIDTH, "1", NULL), 8e8, 0);
+    assert_shown(&w, m, "ds4_link_latency_seconds{model=\"m\",stage=\"1\"} 2.5e-05", true);
+    assert_shown(&w, m, "ds4_link_latency_seconds{model=\"m\",stage=\"0\"}", false);
     assert_float_equal(metric(m, DS4_M_PCIE_REPLAYS, "1", NULL), 100 + DS4_CARD_REPLAYS, 0);
     ds4_cluster_bye(w.cluster, &w.peer[1], w.rig.now_ns);
     assert_shown(&w, m, "ds4_gpu_memory_bytes{", false);
+    assert_shown(&w, m, "ds4_link_latency_seconds{", false);
     assert_shown(&w, m, "ds4_gpu_temperature_celsius{", false); /* nobody can vouch for it */
     assert_shown(&w, m, "ds4_gpu_xid_total{model=\"m\",stage=\"1\",code=\"154\"} 2", true);
     world_close(&w);

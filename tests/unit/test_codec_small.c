@@ -56,6 +56,7 @@ static void pick_device(struct ds4_wire_fixture *f, struct ds4_health *h)
     h->probe = ds4_wire_pick(f, 0, DS4_MAX_PROBE);
     h->memory_bytes_per_s = ds4_wire_pick_real(f, 0, 1e12F);
     h->link_bytes_per_s = ds4_wire_pick_real(f, 0, 1e12F);
+    h->link_latency_s = ds4_wire_pick_real(f, 0, 10);
     h->flops = ds4_wire_pick_real(f, 0, 1e15F);
     h->uses_on_device = ds4_wire_next(f);
     h->uses_streamed = ds4_wire_next(f);

@@ -1,6 +1,8 @@
 /* Tests of worker/self_test: memory that keeps what is written passes, memory that does not is named. */
 #include "worker/self_test.h"
 
+#include "common/clock.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -146,6 +148,44 @@ static void a_device_is_tested_whole_and_a_wrong_name_refused(void **state)
     assert_int_equal(err.code, DS4_E_INVALID);
 }
 
+/* ---- latency ------------------------------------------------------------------------------------ */
+
+static uint64_t sleeps_ns;
+
+static void fetch_slowly(struct ds4_device *device, void *host_dst, const void *src, size_t bytes)
+{
+    int64_t until_ns = ds4_clock_ns() + (int64_t)sleeps_ns;
+
+    while (ds4_clock_ns() < until_ns)
+        continue;
+    sleeps_ns = 200000;
+    cpu->fetch(device, host_dst, src, bytes);
+}
+
+static void *no_host_memory(struct ds4_device *device, size_t bytes, const char *what,
+                            struct ds4_err *err)
+{
+    (void)device;
+    (void)bytes;
+    (void)ds4_fail(err, DS4_E_NOMEM, "%s", what);
+    return NULL;
+}
+
+static void the_latency_is_that_of_the_quickest_exchange(void **state)
+{
+    struct ds4_backend backend = *cpu;
+    const uint64_t word = 7;
+    double seconds;
+
+    (void)state;
+    backend.fetch = fetch_slowly;
+    sleeps_ns = 20000000; /* a first exchange of 20 ms, later ones of 0.2 ms */
+    seconds = ds4_self_test_latency(&backend, dev, &word);
+    assert_true(seconds >= 200e-6 && seconds < 20e-3);
+    backend.alloc_host = no_host_memory;
+    assert_true(ds4_self_test_latency(&backend, dev, &word) == 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -156,6 +196,7 @@ int main(void)
         cmocka_unit_test(more_faults_than_are_kept_are_counted),
         cmocka_unit_test(the_probe_measures_and_says_so),
         cmocka_unit_test(a_device_is_tested_whole_and_a_wrong_name_refused),
+        cmocka_unit_test(the_latency_is_that_of_the_quickest_exchange),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }
