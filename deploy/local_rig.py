@@ -15,9 +15,6 @@ import tempfile
 import time
 
 
-RESERVED = []  # sockets of free_port(), as long as this process lives
-
-
 class RigError(Exception):
     """The rig did not do what was asked; the message carries the last log lines."""
 
@@ -28,8 +25,9 @@ def free_port():
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", 0))
-    RESERVED.append(sock)
-    return sock.getsockname()[1]
+    port = sock.getsockname()[1]
+    sock.detach()  # open as long as this process lives
+    return port
 
 
 def quote(value):
