@@ -635,7 +635,7 @@ static void watch_card(struct control *c)
     struct ds4_err err = {0};
     int rc = c->card == NULL ? 0 : ds4_card_watch_get(c->card, &c->card_state, &err);
 
-    if (DS4_FAULT_POINT(CARD_XID)) {
+    if (c->gate.generation != 0 && DS4_FAULT_POINT(CARD_XID)) { /* of a stage that serves */
         c->card_state.told = true;
         c->card_state.xid[DS4_XID_79]++;
         rc = ds4_fail(&err, DS4_E_CORRUPT, "Xid 79: a deliberate fault");

@@ -81,7 +81,7 @@ class SmallCards(unittest.TestCase):
                 print("%d tokens in %.1f s, %.2f tok/s" % (tokens, time.monotonic() - begin,
                                                            tokens / (time.monotonic() - begin)))
             begin = time.monotonic()
-            status, answer = rig.post("/v1/completions", {"prompt": "All that glitters is not gold. " * 280,
+            status, answer = rig.post("/v1/completions", {"prompt": "All that glitters is not gold. " * 220,
                                                           "max_tokens": 1, "temperature": 0}, timeout=300)
             self.assertEqual(status, 200, answer)
             n, spent = answer["usage"]["prompt_tokens"], time.monotonic() - begin

@@ -186,17 +186,13 @@ class Faults(unittest.TestCase):
                 self.start(fault, stage)
                 generation = self.rig.wait_ready()["generation"]
                 frames, reader = self.story()
-                deadline = time.monotonic() + 60
-                while "fault.acts" not in self.log(stage):
-                    self.assertLess(time.monotonic(), deadline, self.rig.logs())
-                    time.sleep(0.02)
-                self.assertLess(self.rig.wait_not_ready(), 5)
-                self.assert_ends_with_an_error(frames, reader)
-                self.assertGreater(self.rig.wait_ready(30)["generation"], generation)
+                self.assert_ends_with_an_error(frames, reader)  # the next one may be there before one looks
+                self.assertIn("fault.acts", self.log(stage))
+                self.assertGreater(self.rig.wait_ready()["generation"], generation)
                 self.assertEqual(self.answer(), TEXT)
                 self.assertEqual([w.poll() for w in self.rig.workers], [None, None])
-                self.tearDown()
-                self.setUp()
+            self.tearDown()
+            self.setUp()
 
     def test_steps_of_another_generation_change_nothing(self):
         self.start("stale_epoch_msg:1+", 1)
