@@ -11,6 +11,7 @@ enum ds4_release {
 };
 enum ds4_health_mode { DS4_HEALTH_READY, DS4_HEALTH_LIVE };
 enum ds4_lost_mode { DS4_LOST_FAIL, DS4_LOST_REPLAY };
+enum ds4_spec_method { DS4_SPEC_NONE, DS4_SPEC_NGRAM };
 enum ds4_pipe_kind { DS4_PIPE_AUTO, DS4_PIPE_SHM, DS4_PIPE_NCCL };
 enum ds4_auto_switch { DS4_AUTO, DS4_ON, DS4_OFF };
 enum ds4_effort_setting { DS4_THINK_OFF, DS4_THINK_LOW, DS4_THINK_HIGH, DS4_THINK_MAX };

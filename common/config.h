@@ -115,6 +115,11 @@ struct ds4_config {
         int32_t probe_ms;
     } sched;
     struct {
+        unsigned int method; /* enum ds4_spec_method */
+        int32_t k;
+        int32_t min_match;
+    } spec;
+    struct {
         double temperature;
         double top_p;
     } sampling;

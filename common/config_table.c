@@ -127,6 +127,11 @@ const struct ds4_setting ds4_settings[] = {
     NUM(sched, probe_ms, "10000", 100, 3600000, "ms",
         "a probe step runs after so long without work"),
 
+    ONE(spec, method, "none", "none|ngram",
+        "who proposes tokens to follow: nobody, or what followed the same tokens before"),
+    NUM(spec, k, "4", 1, 8, "tokens", "proposed at once at most; no more than kv.hot_window"),
+    NUM(spec, min_match, "3", 1, 16, "tokens", "that must have stood together before"),
+
     NUM_LIVE(sampling, temperature, "1.0", 0, 100, "", "default temperature"),
     NUM_LIVE(sampling, top_p, "1.0", 0, 1, "", "default top_p; 0.95 is recommended for v4_0731"),
 

@@ -25,6 +25,7 @@
     X(EXPERT_OOB, "expert_oob") /* an expert id is out of range */                                 \
     X(TOPK_OOB, "topk_oob")     /* a selected row is out of range */                               \
     X(NAN_LOGITS, "nan_logits") /* a logits row is not finite */                                   \
+    X(OOV_DRAFT, "oov_draft")   /* a draft is no id of the vocabulary */                           \
     X(NCCL_PEER_EXIT, "nccl_peer_exit") /* the process is killed before it sends */                \
     X(NCCL_HANG, "nccl_hang")           /* a step's rows or record are never sent */               \
     X(ROWS_HEADER, "rows_header")       /* rows say that they are another step's */                \

@@ -18,6 +18,7 @@ enum ds4_bucket_list {
     DS4_BUCKETS_NONE,
     DS4_BUCKETS_LATENCY,
     DS4_BUCKETS_INTER_TOKEN,
+    DS4_BUCKETS_ACCEPT,
     DS4_BUCKETS_STEP,
     DS4_BUCKETS_TOKENS,
     /* vLLM's own lists: recording rules and boards made for it name them. */

@@ -6,10 +6,12 @@
 #ifndef DS4_COMMON_METRICS_TABLE_H
 #define DS4_COMMON_METRICS_TABLE_H
 
-#define DS4_APIS      "api=chat|completions|responses|messages"
-#define DS4_STEPS     "kind=prefill|decode|verify|mixed"
-#define DS4_STAGE     "stage=#"
-#define DS4_XID_CODES "code=13|31|43|45|48|62|63|64|74|79|94|95|109|119|120|154|other"
+#define DS4_APIS         "api=chat|completions|responses|messages"
+#define DS4_STEPS        "kind=prefill|decode|verify|mixed"
+#define DS4_STAGE        "stage=#"
+#define DS4_DRAFTERS     "method=ngram"
+#define DS4_DRAFT_PLACES "position=0|1|2|3|4|5|6|7"
+#define DS4_XID_CODES    "code=13|31|43|45|48|62|63|64|74|79|94|95|109|119|120|154|other"
 #define DS4_EFFORTS                                                                                \
     "requested=none|minimal|low|medium|high|xhigh|max|ultra|absent|other,applied=off|low|high|max"
 #define DS4_ENDPOINTS                                                                              \
@@ -299,6 +301,28 @@
       "Answers to the question with a known answer")                                               \
     X(CANARY_AGE_SECONDS, "ds4_canary_age_seconds", GAUGE, NONE, "",                               \
       "Time since the newest right answer of the canary")                                          \
+    X(SPEC_DRAFTS, "ds4_spec_drafts_total", COUNTER, NONE, DS4_DRAFTERS,                           \
+      "Times drafts of a sequence were run")                                                       \
+    X(SPEC_DRAFT_TOKENS, "ds4_spec_draft_tokens_total", COUNTER, NONE, DS4_DRAFTERS,               \
+      "Drafts that were run")                                                                      \
+    X(SPEC_ACCEPTED_TOKENS, "ds4_spec_accepted_tokens_total", COUNTER, NONE, DS4_DRAFTERS,         \
+      "Drafts that were right")                                                                    \
+    X(SPEC_ACCEPTED_PER_POS, "ds4_spec_accepted_per_pos_total", COUNTER, NONE,                     \
+      DS4_DRAFTERS "," DS4_DRAFT_PLACES, "Drafts that were right, by their place")                 \
+    X(SPEC_ACCEPT_LENGTH, "ds4_spec_accept_length", HISTOGRAM, ACCEPT, DS4_DRAFTERS,               \
+      "Tokens that a run with drafts gave")                                                        \
+    X(SPEC_DISABLED, "ds4_spec_disabled_total", COUNTER, NONE, "reason=quench|context",            \
+      "Sequences that went on without drafts: they were wrong too often, or the end was near")     \
+    X(SPEC_BAD_DRAFTS, "ds4_spec_bad_drafts_total", COUNTER, NONE, "reason=out_of_vocab|nan_row",  \
+      "Drafts dropped: no id of the vocabulary, or a row of them that was not finite")             \
+    X(VLLM_SPEC_DRAFTS, "vllm:spec_decode_num_drafts_total", COUNTER, NONE, "",                    \
+      "Times drafts were run")                                                                     \
+    X(VLLM_SPEC_DRAFT_TOKENS, "vllm:spec_decode_num_draft_tokens_total", COUNTER, NONE, "",        \
+      "Drafts that were run")                                                                      \
+    X(VLLM_SPEC_ACCEPTED_TOKENS, "vllm:spec_decode_num_accepted_tokens_total", COUNTER, NONE, "",  \
+      "Drafts that were right")                                                                    \
+    X(VLLM_SPEC_ACCEPTED_PER_POS, "vllm:spec_decode_num_accepted_tokens_per_pos_total", COUNTER,   \
+      NONE, DS4_DRAFT_PLACES, "Drafts that were right, by their place")                            \
     X(VLLM_RUNNING, "vllm:num_requests_running", GAUGE, NONE, "", "Running requests")              \
     X(VLLM_WAITING, "vllm:num_requests_waiting", GAUGE, NONE, "", "Waiting requests")              \
     X(VLLM_KV_USAGE, "vllm:kv_cache_usage_perc", GAUGE, NONE, "", "Cache usage, 0 to 1")           \

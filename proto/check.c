@@ -116,6 +116,7 @@ static int check_open(const struct ds4_seq_open *open, struct slot_set *opened, 
         in_range("n_prompt", open->n_prompt, 1, DS4_MAX_POS, err) ||
         in_range("max_pos", open->max_pos, 1, DS4_MAX_POS, err) ||
         in_range("n_stop", open->n_stop, 0, DS4_MAX_STOP_IDS, err) ||
+        in_range("max_draft", open->max_draft, 0, DS4_MAX_DRAFT, err) ||
         all_in_range("stop_id", open->stop_id, open->n_stop, INT32_MAX, err))
         return -1;
     return check_sampling(&open->sampling, err);
@@ -143,10 +144,12 @@ static int check_entry(const struct ds4_step *step, const struct ds4_step_entry 
         in_range("n_block", entry->n_block, 0, DS4_MAX_SEQ_BLOCKS - entry->first_block, err) ||
         all_in_range("block", entry->block, entry->n_block, MAX_STAGE_BLOCKS, err))
         return -1;
-    if (entry->from_step >= 0 && (entry->n_tok != 1 || entry->kind != DS4_ENTRY_DECODE))
-        return ds4_fail(err, DS4_E_PROTOCOL,
-                        "from_step is %" PRId64 " in an entry that is not a one-token decode",
+    if (entry->from_step >= 0 && entry->kind == DS4_ENTRY_PREFILL)
+        return ds4_fail(err, DS4_E_PROTOCOL, "from_step is %" PRId64 " in a prefill entry",
                         entry->from_step);
+    if (entry->kind == DS4_ENTRY_VERIFY && (entry->from_step < 0 || !entry->sample))
+        return ds4_fail(err, DS4_E_PROTOCOL,
+                        "a verify entry that names no step of drafts, or is not sampled");
     return 0;
 }
 
@@ -254,13 +257,17 @@ int ds4_check_step_done(const struct ds4_step_done *done, struct ds4_err *err)
 
 static int check_token_entry(const struct ds4_token_entry *entry, struct ds4_err *err)
 {
-    const uint32_t known =
-        DS4_TOKEN_SAMPLED | DS4_TOKEN_ENDED | DS4_TOKEN_SKIPPED | DS4_TOKEN_NONFINITE;
+    const uint32_t known = DS4_TOKEN_SAMPLED | DS4_TOKEN_ENDED | DS4_TOKEN_SKIPPED |
+                           DS4_TOKEN_NONFINITE | DS4_TOKEN_QUENCHED;
 
     if (in_range("pos", entry->pos, 0, DS4_MAX_POS, err) ||
         in_range("n_token", entry->n_token, 0, 1 + DS4_MAX_DRAFT, err) ||
         all_in_range("token", entry->token, entry->n_token, INT32_MAX, err) ||
-        in_range("n_logprob", entry->n_logprob, 0, 1 + DS4_MAX_TOP_LOGPROBS, err))
+        in_range("n_undone", entry->n_undone, 0, DS4_MAX_DRAFT, err) ||
+        in_range("n_bad_draft", entry->n_bad_draft, 0, DS4_MAX_DRAFT, err) ||
+        in_range("n_nan_draft", entry->n_nan_draft, 0, entry->n_undone, err) ||
+        in_range("n_logprob", entry->n_logprob, 0,
+                 entry->n_token > 0 ? 1 + DS4_MAX_TOP_LOGPROBS : 0, err))
         return -1;
     if (entry->flags & ~known)
         return ds4_fail(err, DS4_E_PROTOCOL, "flags are 0x%x, known are 0x%x",
@@ -268,7 +275,7 @@ static int check_token_entry(const struct ds4_token_entry *entry, struct ds4_err
     if (((entry->flags & DS4_TOKEN_SAMPLED) != 0) != (entry->n_token > 0))
         return ds4_fail(err, DS4_E_PROTOCOL, "flags are 0x%x with %d tokens",
                         (unsigned)entry->flags, (int)entry->n_token);
-    for (int32_t i = 0; i < entry->n_logprob; i++) {
+    for (int32_t i = 0; i < entry->n_token * entry->n_logprob; i++) {
         if (in_range("logprob token", entry->logprob[i].token, 0, INT32_MAX, err))
             return -1;
         if (!isfinite(entry->logprob[i].logprob))
@@ -330,6 +337,7 @@ int ds4_check_hello(const struct ds4_hello *hello, struct ds4_err *err)
         in_range("max_slots", hello->max_slots, 0, DS4_MAX_SLOTS, err) ||
         in_range("max_context", hello->max_context, 0, DS4_MAX_POS, err) ||
         in_range("pid", hello->pid, 1, INT32_MAX, err) ||
+        in_range("max_draft", hello->max_draft, 0, DS4_MAX_DRAFT, err) ||
         is_text("backend", hello->backend, sizeof(hello->backend), err) ||
         is_text("device", hello->device, sizeof(hello->device), err) ||
         is_text("host", hello->host, sizeof(hello->host), err))
@@ -346,6 +354,7 @@ int ds4_check_form(const struct ds4_form *form, struct ds4_err *err)
         in_range("max_seqs", form->max_seqs, 1, DS4_MAX_STEP_ENTRIES, err) ||
         in_range("max_step_tok", form->max_step_tok, 1, DS4_MAX_STEP_TOK, err) ||
         in_range("context_tok", form->context_tok, 1, DS4_MAX_POS, err) ||
+        in_range("max_draft", form->max_draft, 0, DS4_MAX_DRAFT, err) ||
         in_range("host_bytes", form->host_bytes, 0, INT64_MAX / 2, err))
         return -1;
     return 0;

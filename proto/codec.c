@@ -92,6 +92,7 @@ static void put_open(const struct ds4_seq_open *from, Ds4__Wire__SeqOpen *to,
     to->n_stop_id = (size_t)from->n_stop;
     to->stop_id = (int32_t *)(uintptr_t)from->stop_id;
     put_sampling(&from->sampling, sampling);
+    to->max_draft = from->max_draft;
     to->sampling = sampling;
 }
 
@@ -103,6 +104,7 @@ static int get_open(const Ds4__Wire__SeqOpen *from, struct ds4_seq_open *to, str
     to->n_prompt = from->n_prompt;
     to->max_pos = from->max_pos;
     to->ignore_stop = from->ignore_stop != 0;
+    to->max_draft = from->max_draft;
     if (ds4_codec_get_count("stop ids", from->n_stop_id, DS4_MAX_STOP_IDS, &to->n_stop, err))
         return -1;
     if (to->n_stop > 0)
@@ -286,7 +288,7 @@ int ds4_codec_decode_step(struct ds4_str payload, uint32_t generation, struct ds
 static int put_token_entry(const struct ds4_token_entry *from, struct ds4_arena *scratch,
                            Ds4__Wire__TokenEntry *to, struct ds4_err *err)
 {
-    size_t n = (size_t)from->n_logprob;
+    size_t n = (size_t)from->n_logprob * (size_t)from->n_token;
 
     *to = (Ds4__Wire__TokenEntry)DS4__WIRE__TOKEN_ENTRY__INIT;
     to->seq = from->seq;
@@ -295,6 +297,9 @@ static int put_token_entry(const struct ds4_token_entry *from, struct ds4_arena 
     to->flags = from->flags;
     to->n_token = (size_t)from->n_token;
     to->token = (int32_t *)(uintptr_t)from->token;
+    to->n_undone = from->n_undone;
+    to->n_bad_draft = from->n_bad_draft;
+    to->n_nan_draft = from->n_nan_draft;
     if (n == 0)
         return 0;
     to->logprob_token = ds4_arena_take_array(scratch, n, sizeof(to->logprob_token[0]));
@@ -312,20 +317,28 @@ static int put_token_entry(const struct ds4_token_entry *from, struct ds4_arena 
 static int get_token_entry(const Ds4__Wire__TokenEntry *from, struct ds4_token_entry *to,
                            struct ds4_err *err)
 {
+    const size_t most = (1 + DS4_MAX_DRAFT) * (1 + DS4_MAX_TOP_LOGPROBS);
+    int32_t n = 0;
+
     to->seq = from->seq;
     to->epoch = from->epoch;
     to->pos = from->pos;
     to->flags = from->flags;
+    to->n_undone = from->n_undone;
+    to->n_bad_draft = from->n_bad_draft;
+    to->n_nan_draft = from->n_nan_draft;
     if (from->n_logprob != from->n_logprob_token)
         return ds4_fail(err, DS4_E_PROTOCOL, "%zu logprob ids with %zu values",
                         from->n_logprob_token, from->n_logprob);
     if (ds4_codec_get_count("tokens", from->n_token, 1 + DS4_MAX_DRAFT, &to->n_token, err) ||
-        ds4_codec_get_count("logprobs", from->n_logprob, 1 + DS4_MAX_TOP_LOGPROBS, &to->n_logprob,
-                            err))
+        ds4_codec_get_count("logprobs", from->n_logprob, most, &n, err))
         return -1;
+    if (n > 0 && (to->n_token == 0 || n % to->n_token != 0))
+        return ds4_fail(err, DS4_E_PROTOCOL, "%d logprobs for %d tokens", (int)n, (int)to->n_token);
+    to->n_logprob = n > 0 ? n / to->n_token : 0;
     for (int32_t i = 0; i < to->n_token; i++)
         to->token[i] = from->token[i];
-    for (int32_t i = 0; i < to->n_logprob; i++)
+    for (int32_t i = 0; i < n; i++)
         to->logprob[i] = (struct ds4_logprob){from->logprob_token[i], from->logprob[i]};
     return 0;
 }
@@ -456,6 +469,7 @@ int ds4_codec_encode_hello(const struct ds4_hello *hello, struct ds4_buf *out, s
     wire.backend = ds4_codec_put_text(h.backend, sizeof(h.backend));
     wire.device = ds4_codec_put_text(h.device, sizeof(h.device));
     wire.host = ds4_codec_put_text(h.host, sizeof(h.host));
+    wire.max_draft = h.max_draft;
     if (ds4_check_hello(&h, err))
         return ds4_err_wrap(err, "hello");
     put_hello_kv(&h, &wire, group, at);
@@ -474,6 +488,7 @@ static int get_hello(const Ds4__Wire__Hello *wire, struct ds4_hello *out, struct
         .max_slots = wire->max_slots,
         .max_context = wire->max_context,
         .pid = wire->pid,
+        .max_draft = wire->max_draft,
     };
     if (ds4_codec_get_id("boot_id", wire->boot_id, out->boot_id, err) ||
         ds4_codec_get_id("model_digest", wire->model_digest, out->model_digest, err) ||
@@ -514,6 +529,7 @@ int ds4_codec_encode_form(const struct ds4_form *form, struct ds4_buf *out, stru
     wire.max_seqs = form->max_seqs;
     wire.max_step_tok = form->max_step_tok;
     wire.context_tok = form->context_tok;
+    wire.max_draft = form->max_draft;
     wire.pipe_key = ds4_codec_put_id(form->pipe_key);
     wire.host_bytes = form->host_bytes;
     return ds4_codec_pack(&wire.base, "form", out, err);
@@ -529,6 +545,7 @@ static int get_form(const Ds4__Wire__Form *wire, struct ds4_form *out, struct ds
         .max_seqs = wire->max_seqs,
         .max_step_tok = wire->max_step_tok,
         .context_tok = wire->context_tok,
+        .max_draft = wire->max_draft,
         .host_bytes = wire->host_bytes,
     };
     if (ds4_codec_get_id("pipe_key", wire->pipe_key, out->pipe_key, err))

@@ -75,13 +75,21 @@ struct ds4_seq_open {
     bool ignore_stop;
     int32_t n_stop;
     int32_t stop_id[DS4_MAX_STOP_IDS];
+    int32_t
+        max_draft; /* tokens the last stage may propose at once for its VERIFY entries; 0 = none */
     struct ds4_sampling sampling;
 };
 
 enum ds4_entry_kind { DS4_ENTRY_PREFILL, DS4_ENTRY_DECODE, DS4_ENTRY_VERIFY };
 
 /* One sequence's rows in a step.  base_pos below the sequence's position means truncate first; above
- * it is a protocol violation. */
+ * it is a protocol violation.
+ *
+ * With from_step >= 0 tokens and place come from the ring: the entry starts where that step's record left
+ * the sequence (base_pos is the least that can be) with the newest token it gave.  A VERIFY entry, always
+ * from the ring, goes on with the drafts of that record, at most n_tok - 1 of them: n_tok is what the entry may
+ * take, and rows of drafts that were not made do not exist on any stage.  Each of its rows is
+ * sampled in order while the draft after it is what was sampled; what lies beyond is undone. */
 struct ds4_step_entry {
     uint64_t seq;
     int32_t slot;
@@ -89,8 +97,9 @@ struct ds4_step_entry {
     enum ds4_entry_kind kind;
     int32_t base_pos;
     int32_t n_tok;
-    bool sample;       /* the last row's logits are sampled */
-    int64_t from_step; /* >= 0: the one token is what that earlier step sampled for this sequence */
+    bool sample; /* the last row's logits are sampled; of VERIFY, every row's */
+    int64_t
+        from_step; /* >= 0: the newest token is what that earlier step sampled for this sequence */
     /* Index into ds4_step.token (0 is stored there when from_step >= 0).  Entries follow each other
      * without gaps: first_tok is the sum of n_tok before, and all together are the step's n_tok. */
     int32_t first_tok;
@@ -182,7 +191,9 @@ enum ds4_token_flag {
     DS4_TOKEN_ENDED = 2,   /* stop id or last allowed position: later posted entries are no-ops */
     DS4_TOKEN_SKIPPED = 4, /* this entry was such a no-op */
     DS4_TOKEN_NONFINITE =
-        8, /* the logits row held NaN or Inf: the sequence must end with an error */
+        8, /* the logits row held NaN or Inf: the sequence must end with an error; tokens of rows before
+            * it, of a VERIFY entry, are there all the same */
+    DS4_TOKEN_QUENCHED = 16, /* its drafts were wrong too often: none for a while */
 };
 
 struct ds4_logprob {
@@ -198,9 +209,21 @@ struct ds4_token_entry {
     uint32_t flags;
     int32_t n_token;
     int32_t token[1 + DS4_MAX_DRAFT];
-    int32_t n_logprob; /* of token[0]; the chosen token first, then the top ones */
-    struct ds4_logprob logprob[1 + DS4_MAX_TOP_LOGPROBS];
+    int32_t n_undone;    /* rows of drafts that were wrong: written up to pos + n_undone */
+    int32_t n_bad_draft; /* drafts no token can be, dropped before they were run */
+    int32_t n_nan_draft; /* undone rows that held NaN or Inf */
+    int32_t n_logprob;   /* of each token; the chosen token first, then the top ones */
+    /* [n_token, n_logprob]: token by token */
+    struct ds4_logprob logprob[(1 + DS4_MAX_DRAFT) * (1 + DS4_MAX_TOP_LOGPROBS)];
 };
+
+/* Drafts of an entry that were right. */
+static inline int32_t ds4_accepted_drafts(const struct ds4_token_entry *entry)
+{
+    if ((entry->flags & DS4_TOKEN_NONFINITE) != 0)
+        return entry->n_token;
+    return entry->n_token > 0 ? entry->n_token - 1 : 0;
+}
 
 /* Every stage but the last answers every step with one of these, after its operations and cache writes
  * (POINT_SAVE included); the last stage's answer is ds4_tokens_out.  A step is done on all stages when
@@ -209,7 +232,8 @@ struct ds4_token_entry {
 struct ds4_step_done {
     uint32_t generation;
     int64_t step_no;
-    /* What the stage holds after the step: ds4_pos_digest over the entries, in their order.  The router
+    /* What the stage wrote in the step: ds4_pos_digest over the entries, in their order, of the position
+     * behind the last row run (of a no-op, where the slot stands).  The router
      * computes the same from ds4_tokens_out; a difference means that the stages have diverged. */
     uint32_t pos_digest;
 };
@@ -223,6 +247,19 @@ struct ds4_tokens_out {
     struct ds4_token_entry *entry;
     int64_t compute_ns; /* last stage's own time for the step */
 };
+
+/* Rows of a step that may be there for drafts, and all that may be sampled, prompts' last rows included: room
+ * for logits is planned for so many.  Beyond DS4_DRAFT_ROWS there are none: kernels are slowest at steps of
+ * many decodes, and who has so many sequences has no idle arithmetic to spend on guesses. */
+#define DS4_DRAFT_ROWS 64
+static inline int32_t ds4_draft_rows(int32_t max_seqs, int32_t max_draft)
+{
+    return max_seqs * max_draft < DS4_DRAFT_ROWS ? max_seqs * max_draft : DS4_DRAFT_ROWS;
+}
+static inline int32_t ds4_head_rows(int32_t max_seqs, int32_t max_draft)
+{
+    return max_seqs + ds4_draft_rows(max_seqs, max_draft);
+}
 
 enum ds4_worker_state {
     DS4_WORKER_STARTING,
@@ -272,7 +309,8 @@ struct ds4_hello {
     int32_t unit_bytes;  /* it is given away in units of this size (a power of two); 0: none */
     int64_t block_bytes; /* of one cache block over this stage's layers */
     struct ds4_point_shape point;
-    bool disk; /* the stage has a disk tier: KV_WRITE, KV_READ, KV_UNLINK work */
+    bool disk;         /* the stage has a disk tier: KV_WRITE, KV_READ, KV_UNLINK work */
+    int32_t max_draft; /* drafts per VERIFY entry it has planned for; 0: it takes no such entry */
 };
 
 /* Router -> worker: join generation `generation`. */
@@ -288,6 +326,7 @@ struct ds4_form {
     /* What points and stagings of this stage may take together, each rounded up to its unit_bytes; at
      * most what HELLO offered.  Below it no operation can fail for memory.  Forming drops all of them. */
     int64_t host_bytes;
+    int32_t max_draft; /* drafts per VERIFY entry at most; 0: no such entries */
 };
 
 /* Where a generation's stages meet, made by stage 0 and passed on by the router: for pipes whose meeting

@@ -247,6 +247,7 @@ static int open_engine(struct ds4_app *app, struct ds4_err *err)
         .inflight = c->sched.inflight,
         .overcommit = c->kv.overcommit,
         .hot_window_tok = c->kv.hot_window,
+        .max_draft = c->spec.method == DS4_SPEC_NONE ? 0 : c->spec.k,
         .vocab = app->shape.n_vocab,
         .step_ms = c->watchdog.step_s * 1000,
         .prefill_ms = c->watchdog.prefill_s * 1000,

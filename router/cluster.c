@@ -254,15 +254,17 @@ static int make_form(struct ds4_cluster *c, struct ds4_form *form, struct ds4_er
         .n_blocks = or_default(c->config.n_blocks, INT32_MAX),
         .n_slots = DS4_MAX_SLOTS,
         .context_tok = or_default(c->config.context_tok, DS4_MAX_POS),
+        .max_draft = DS4_MAX_DRAFT,
     };
-    ds4_sched_shape(c->sched, form);
     for (int32_t s = 0; s < c->config.n_stage; s++) {
         const struct ds4_hello *h = &c->worker[s].hello;
 
         form->n_blocks = least(form->n_blocks, h->max_blocks);
         form->n_slots = least(form->n_slots, h->max_slots);
         form->context_tok = least(form->context_tok, h->max_context);
+        form->max_draft = least(form->max_draft, h->max_draft);
     }
+    ds4_sched_shape(c->sched, form);
     /* One block belongs to the probe.  Whatever the context allows must fit the empty cache, so that
      * "too long" is always about the context and never about the cache. */
     cache_tok = (int64_t)(form->n_blocks - 1) * DS4_BLOCK_TOK;
@@ -330,8 +332,8 @@ static void join(struct ds4_cluster *c, int64_t now_ns)
     make_host(c);
     c->bond = DS4_BOND_JOINING;
     c->join_ns = now_ns;
-    ds4_log(DS4_LOG_INFO, "cluster.form", "generation=%u blocks=%d slots=%d context=%d",
-            form.generation, form.n_blocks, form.n_slots, form.context_tok);
+    ds4_log(DS4_LOG_INFO, "cluster.form", "generation=%u blocks=%d slots=%d context=%d drafts=%d",
+            form.generation, form.n_blocks, form.n_slots, form.context_tok, form.max_draft);
     for (int32_t s = 0; s < c->config.n_stage; s++) {
         struct ds4_form own = c->form;
 

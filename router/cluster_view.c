@@ -435,6 +435,20 @@ static void export_aliases(struct ds4_metrics *m)
                        gauge(m, DS4_M_GENERATED_TOKENS, "nudge"),
                    NULL);
     ds4_metric_set(m, DS4_M_VLLM_PREEMPTIONS, ds4_metric_sum(m, DS4_M_PREEMPTIONS), NULL);
+    ds4_metric_set(m, DS4_M_VLLM_SPEC_DRAFTS, ds4_metric_sum(m, DS4_M_SPEC_DRAFTS), NULL);
+    ds4_metric_set(m, DS4_M_VLLM_SPEC_DRAFT_TOKENS, ds4_metric_sum(m, DS4_M_SPEC_DRAFT_TOKENS),
+                   NULL);
+    ds4_metric_set(m, DS4_M_VLLM_SPEC_ACCEPTED_TOKENS,
+                   ds4_metric_sum(m, DS4_M_SPEC_ACCEPTED_TOKENS), NULL);
+    for (int32_t i = 0; i < DS4_MAX_DRAFT; i++) {
+        char position[8];
+
+        (void)snprintf(position, sizeof(position), "%d", (int)i);
+        ds4_metric_set(
+            m, DS4_M_VLLM_SPEC_ACCEPTED_PER_POS,
+            ds4_metric_value(m, DS4_M_SPEC_ACCEPTED_PER_POS, ds4_metric_labels("ngram", position)),
+            position);
+    }
     ds4_metric_set(m, DS4_M_VLLM_CACHE_QUERIES, prompt, NULL);
     ds4_metric_set(m, DS4_M_VLLM_CACHE_HITS, gauge(m, DS4_M_PROMPT_TOKENS_SOURCE, "hbm"), NULL);
     ds4_metric_set(m, DS4_M_VLLM_EXTERNAL_QUERIES,

@@ -305,8 +305,14 @@ struct ds4_accept ds4_request_accept(struct ds4_request *req, const struct ds4_t
     if (req->timing.first_token_ns == 0)
         req->timing.first_token_ns = now_ns;
     req->timing.last_token_ns = now_ns;
-    for (int32_t t = 0; t < entry->n_token && accept.verdict == DS4_VERDICT_GO; t++)
+    /* Several tokens are told at once, but where each has log-probabilities: what a piece of the answer
+     * holds says which of its lists they belong to. */
+    for (int32_t t = 0;
+         t < entry->n_token && accept.verdict == DS4_VERDICT_GO && !req->cancel_asked; t++) {
         accept_token(req, entry, t, limit, &accept, err);
+        if (req->sampling.n_logprobs >= 0)
+            emit(req);
+    }
     emit(req);
     return accept;
 }

@@ -123,6 +123,8 @@ struct ds4_usage {
     int32_t reasoning_tok;  /* of them inside the think block */
     int32_t cached_tok;     /* of the prompt: not computed again */
     int32_t recovery_tok;   /* spliced in against repetition; the client does not see them */
+    int32_t draft_tok; /* drafts that were run for it; those that were right are among the above */
+    int32_t accepted_tok; /* of them right */
 };
 
 /* Monotonic times; 0 = did not happen. */

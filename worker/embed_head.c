@@ -35,7 +35,7 @@ void ds4_head_forward(struct ds4_stage *st)
     struct ds4_rmsnorm_args norm = {.x = h, .w = w->norm, .eps = m->rms_eps, .y = h};
     struct ds4_gemm_args out = {.w = w->out, .n_group = 1, .exact = true, .x = h, .y = logits};
 
-    assert(n_row >= 1 && n_row <= st->plan.max_seqs);
+    assert(n_row >= 1 && n_row <= st->plan.head_rows);
     st->backend->hyper_head(st->dev, &collapse);
     st->backend->rmsnorm(st->dev, &norm);
     st->backend->gemm(st->dev, &out);

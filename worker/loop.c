@@ -494,27 +494,29 @@ static int take_records(struct ds4_loop *loop, const struct ds4_step *step, stru
 
 static int receive_rows(struct ds4_loop *loop, const struct ds4_step *step, struct ds4_err *err)
 {
-    if (ds4_stage_is_first(own_stage(loop)) || step->n_tok == 0)
+    int32_t n_row = ds4_stage_n_row(own_stage(loop));
+
+    if (ds4_stage_is_first(own_stage(loop)) || n_row == 0)
         return 0;
     enter(loop, DS4_PHASE_RECV);
     if (loop->config.pipe->recv(loop->pipe, step->step_no, ds4_stage_handoff(own_stage(loop)),
-                                step->n_tok, pipe_deadline(loop), err))
+                                n_row, pipe_deadline(loop), err))
         return ds4_err_wrap(err, "rows of step %" PRId64, step->step_no);
-    atomic_fetch_add(&loop->received_bytes,
-                     (uint64_t)step->n_tok * ds4_stage_row_bytes(own_stage(loop)));
+    atomic_fetch_add(&loop->received_bytes, (uint64_t)n_row * ds4_stage_row_bytes(own_stage(loop)));
     return 0;
 }
 
 static int send_rows(struct ds4_loop *loop, const struct ds4_step *step, struct ds4_err *err)
 {
-    if (step->n_tok == 0)
+    int32_t n_row = ds4_stage_n_row(own_stage(loop));
+
+    if (n_row == 0)
         return 0;
     if (loop->config.pipe->send(loop->pipe, step->step_no + (DS4_FAULT_POINT(ROWS_HEADER) ? 1 : 0),
-                                ds4_stage_handoff(own_stage(loop)), step->n_tok,
-                                pipe_deadline(loop), err))
+                                ds4_stage_handoff(own_stage(loop)), n_row, pipe_deadline(loop),
+                                err))
         return -1;
-    atomic_fetch_add(&loop->sent_bytes,
-                     (uint64_t)step->n_tok * ds4_stage_row_bytes(own_stage(loop)));
+    atomic_fetch_add(&loop->sent_bytes, (uint64_t)n_row * ds4_stage_row_bytes(own_stage(loop)));
     return 0;
 }
 
@@ -546,7 +548,7 @@ static int send_results(struct ds4_loop *loop, const struct ds4_step *step,
 
 /* The next posted step's rows may come in while this one computes, unless that step waits for this
  * one's token: its rows cannot exist before ours have gone on, and a receive that waits beside our work
- * must not be able to wait for it. */
+ * must not be able to wait for it.  Nor if the record is not here yet that says how many drafts it has. */
 static int expect_next(struct ds4_loop *loop, const struct ds4_step *step, struct ds4_err *err)
 {
     const struct ds4_step *next = NULL;
@@ -559,12 +561,12 @@ static int expect_next(struct ds4_loop *loop, const struct ds4_step *step, struc
         next = &loop->command[loop->first_command].packet->step;
     if (next != NULL && next->generation == loop->generation &&
         next->step_no == step->step_no + 1 && next->n_tok <= loop->config.stage.max_step_tok)
-        n_row = next->n_tok;
+        n_row = ds4_stage_rows_of(own_stage(loop), next);
     for (int32_t e = 0; n_row > 0 && e < next->n_entry; e++)
         if (next->entry[e].from_step >= step->step_no)
             n_row = 0;
     pthread_mutex_unlock(&loop->lock);
-    if (n_row == 0)
+    if (n_row <= 0)
         return 0;
     return loop->config.pipe->expect(loop->pipe, step->step_no + 1, n_row, err);
 }

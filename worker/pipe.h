@@ -25,9 +25,11 @@ struct ds4_record_entry {
     uint64_t seq;
     uint32_t epoch;
     uint32_t flags; /* enum ds4_token_flag */
-    int32_t pos;
+    int32_t pos;    /* as in struct ds4_token_entry */
     int32_t n_token;
     int32_t token[1 + DS4_MAX_DRAFT]; /* -1 padded */
+    int32_t n_draft;                  /* proposed to follow the last of them */
+    int32_t draft[DS4_MAX_DRAFT];     /* -1 padded */
 };
 
 /* Broadcast once per step, always, even when every entry is a non-final prefill chunk. */

@@ -10,6 +10,7 @@
 
 #include "common/log.h"
 #include "proto/message.h"
+#include "worker/draft.h"
 #include "worker/kv_keep.h"
 #include "worker/kv_point.h"
 #include "worker/offload.h"
@@ -51,7 +52,7 @@ static int32_t max_expert(const struct ds4_model_shape *m)
 }
 
 size_t ds4_step_buffers_carve(struct ds4_step_buffers *buf, const struct ds4_model_shape *model,
-                              enum ds4_dtype stream, int32_t max_tok, int32_t max_seqs, bool last,
+                              enum ds4_dtype stream, int32_t max_tok, int32_t head_rows, bool last,
                               void *base)
 {
     const struct ds4_model_shape *m = model;
@@ -61,7 +62,7 @@ size_t ds4_step_buffers_carve(struct ds4_step_buffers *buf, const struct ds4_mod
     size_t heads = (size_t)m->n_head * (size_t)m->d_head;
     size_t index = (size_t)m->n_index_head * (size_t)m->d_index;
     size_t comp = 2 * (size_t)(m->d_head > m->d_index ? m->d_head : m->d_index);
-    size_t n_head_row = last ? (size_t)max_seqs : 0;
+    size_t n_head_row = last ? (size_t)head_rows : 0;
     const size_t f = sizeof(float);
     size_t used = 0;
 
@@ -129,20 +130,24 @@ static void size_fixed(struct ds4_plan *plan, const struct ds4_plan_request *rq,
 {
     size_t slots = (size_t)plan->kv.n_slot;
     size_t vocab_row = (size_t)rq->model->n_vocab * sizeof(float);
+    struct ds4_draft_config drafts;
     struct ds4_step_buffers buf;
 
     plan->context_tok = context_tok;
     plan->kv.table_blocks = ds4_plan_seq_blocks(context_tok);
     set_limits(plan, rq->model);
+    drafts = (struct ds4_draft_config){
+        .max = plan->max_draft, .n_slot = plan->kv.n_slot, .max_context = plan->limits.max_context};
     plan->rings_bytes = ds4_kv_rings_bytes(&plan->kv);
     plan->steps_bytes = ds4_step_buffers_carve(&buf, rq->model, rq->stream, rq->max_step_tok,
-                                               rq->max_seqs, rq->part.head, NULL);
+                                               plan->head_rows, rq->part.head, NULL);
     plan->scratch_bytes = align_up(rq->scratch_bytes(rq->scratch_arg, &plan->limits));
     plan->host_bytes = slots * (size_t)plan->kv.table_blocks * sizeof(int32_t);
     if (rq->part.head)
         plan->host_bytes += ds4_sampler_bytes(rq->model->n_vocab, plan->kv.n_slot) +
-                            (size_t)rq->max_seqs * vocab_row +
-                            slots * (size_t)plan->limits.max_context * sizeof(int32_t);
+                            (size_t)plan->head_rows * vocab_row +
+                            slots * (size_t)plan->limits.max_context * sizeof(int32_t) +
+                            ds4_draft_bytes(&drafts);
 }
 
 static size_t fixed_bytes(const struct ds4_plan *plan)
@@ -225,6 +230,13 @@ static int check_request(const struct ds4_plan_request *rq, struct ds4_err *err)
                         rq->context_tok, MIN_CONTEXT, rq->model->context_tok);
     if (rq->n_blocks < 0)
         return ds4_fail(err, DS4_E_INVALID, "%d cache blocks", rq->n_blocks);
+    if (rq->max_draft < 0 || rq->max_draft > DS4_MAX_DRAFT)
+        return ds4_fail(err, DS4_E_INVALID, "%d drafts at once, must be in [0, %d]", rq->max_draft,
+                        DS4_MAX_DRAFT);
+    if (rq->max_draft > (rq->hot_tok > 0 ? rq->hot_tok : DS4_HOT_WINDOW_TOK))
+        return ds4_fail(err, DS4_E_INVALID,
+                        "%d drafts at once, a hot window of %d tokens cannot undo them",
+                        rq->max_draft, rq->hot_tok);
     return 0;
 }
 
@@ -245,6 +257,8 @@ static void set_shape(struct ds4_plan *plan, const struct ds4_plan_request *rq)
     plan->row_bytes = ds4_plan_row_bytes(m, rq->stream);
     plan->max_seqs = rq->max_seqs;
     plan->max_step_tok = rq->max_step_tok;
+    plan->max_draft = rq->max_draft;
+    plan->head_rows = ds4_head_rows(rq->max_seqs, rq->max_draft);
     plan->weights_bytes = rq->weights_device_bytes;
     plan->mapped_bytes = rq->weights_mapped_bytes;
     plan->pipe_bytes = align_up(rq->pipe_bytes);
@@ -325,6 +339,7 @@ void ds4_plan_request_of(const struct ds4_stage_config *config, const struct ds4
         .max_step_tok = config->max_step_tok,
         .n_blocks = config->n_blocks,
         .hot_tok = config->hot_window_tok,
+        .max_draft = config->max_draft,
         .host_budget = config->host_bytes,
         .own_memory = own_memory,
     };

@@ -44,13 +44,13 @@ struct ds4_step_buffers {
     int32_t *route_id;   /* [n, n_expert_used] */
     float *route_weight; /* [n, n_expert_used] */
     uint64_t *spread;    /* [2] steps counted, distinct experts in them */
-    float *head_h;       /* [max_seqs, d_model]; last stage */
-    float *logits;       /* [max_seqs, n_vocab]; last stage */
+    float *head_h;       /* [head_rows, d_model]; last stage */
+    float *logits;       /* [head_rows, n_vocab]; last stage */
 };
 
 /* Lays the buffers out from base on; NULL measures.  Returns the bytes. */
 size_t ds4_step_buffers_carve(struct ds4_step_buffers *buf, const struct ds4_model_shape *model,
-                              enum ds4_dtype stream, int32_t max_tok, int32_t max_seqs, bool last,
+                              enum ds4_dtype stream, int32_t max_tok, int32_t head_rows, bool last,
                               void *base);
 
 struct ds4_plan_request {
@@ -64,6 +64,7 @@ struct ds4_plan_request {
     int32_t max_step_tok;
     int32_t n_blocks; /* 0: what fits, at most what all running sequences can use */
     int32_t hot_tok;
+    int32_t max_draft;   /* drafts per sequence and step; 0: none */
     int64_t host_budget; /* host bytes for points and stagings */
     size_t weights_device_bytes;
     size_t weights_mapped_bytes;
@@ -85,6 +86,8 @@ struct ds4_plan {
     int32_t context_tok;
     int32_t max_seqs;
     int32_t max_step_tok;
+    int32_t max_draft;
+    int32_t head_rows; /* rows of a step that may be sampled: ds4_head_rows */
     struct ds4_limits limits;
 
     struct ds4_kv_layer_shape layer[DS4_MAX_LAYERS];

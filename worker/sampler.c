@@ -211,6 +211,11 @@ static bool all_finite(const float *logit, int32_t n)
     return bad == 0;
 }
 
+bool ds4_sampler_is_finite(const struct ds4_sampler *s, const float *logits)
+{
+    return all_finite(logits, s->n_vocab);
+}
+
 static int32_t argmax(const float *logit, int32_t n)
 {
     int32_t best = 0;

@@ -62,6 +62,9 @@ int ds4_sampler_open(struct ds4_sampler *s, const struct ds4_seq_open *open,
 void ds4_sampler_pick(struct ds4_sampler *s, int32_t slot, const float *logits,
                       const int32_t *history, int32_t n_history, struct ds4_token_entry *out);
 
+/* Are all values of the row numbers? */
+bool ds4_sampler_is_finite(const struct ds4_sampler *s, const float *logits);
+
 /* The uniform number in [0, 1) of a position: Philox 4x32-10 keyed by the seed. */
 double ds4_sampler_uniform(uint64_t seed, uint64_t position);
 

@@ -1,7 +1,7 @@
 /* Settings -> configuration of stage, pipe, bus and watchdog.
  *
- * max_seqs and max_step_tok follow the same rule as the router's (chunk rows beside one decode row per
- * sequence): a stage refuses a generation that asks for more than it planned for. */
+ * max_seqs and max_step_tok follow the same rule as the router's (chunk rows beside what sequences decode,
+ * drafts included): a stage refuses a generation that asks for more than it planned for. */
 #include "worker/settings.h"
 
 #include "common/choices.h"
@@ -124,6 +124,8 @@ static int fill_stage(const struct ds4_config *config, int32_t stage, int32_t n_
                       struct ds4_stage_config *out, struct ds4_err *err)
 {
     int32_t max_seqs = smaller(config->sched.max_seqs, DS4_MAX_STEP_ENTRIES);
+    int32_t max_draft = config->spec.method == DS4_SPEC_NONE ? 0 : config->spec.k;
+    int32_t head_rows = ds4_head_rows(max_seqs, max_draft);
 
     *out = (struct ds4_stage_config){
         .model_path = config->model.path,
@@ -140,9 +142,11 @@ static int fill_stage(const struct ds4_config *config, int32_t stage, int32_t n_
         .stream = (enum ds4_stream_dtype)config->numerics.stream,
         .context_tok = config->model.context,
         .max_seqs = max_seqs,
-        .max_step_tok = smaller(config->sched.chunk_tok, DS4_MAX_STEP_TOK - max_seqs) + max_seqs,
+        .max_step_tok = smaller(config->sched.chunk_tok, DS4_MAX_STEP_TOK - head_rows) + head_rows,
         .n_blocks = config->kv.blocks,
         .hot_window_tok = config->kv.hot_window,
+        .max_draft = max_draft,
+        .draft_min_match = config->spec.min_match,
         .sync_layers = config->gpu.sync_layers,
         .host_bytes = host_share(config->kv.host_mb, n_stage),
         .disk_dir = config->kv.disk_mb > 0 ? config->kv.disk_dir : NULL,

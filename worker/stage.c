@@ -6,8 +6,9 @@
  * last (`given`) comes from token records, so that a step can say FROM_RING and need no round trip to
  * the router.
  *
- * Invariant: all stages see the same steps and the same records, hence the same active entries.  After an
- * error the generation is over: nothing runs until the next form. */
+ * Invariant: all stages see the same steps and the same records, hence the same active entries with the same
+ * rows: how many drafts a VERIFY entry has is known from the record it names, on every stage, before any row
+ * of it runs.  After an error the generation is over: nothing runs until the next form. */
 #include "worker/stage.h"
 
 #include "common/clock.h"
@@ -98,6 +99,9 @@ int ds4_stage_form(struct ds4_stage *st, const struct ds4_form *form, struct ds4
         return ds4_fail(err, DS4_E_PROTOCOL, "a context of %d tokens, planned for %d",
                         form->context_tok, plan->context_tok);
 
+    if (form->max_draft < 0 || form->max_draft > plan->max_draft)
+        return ds4_fail(err, DS4_E_PROTOCOL, "%d drafts at once, planned for %d", form->max_draft,
+                        plan->max_draft);
     if (form->host_bytes > (int64_t)plan->n_unit * (int64_t)plan->unit_bytes)
         return ds4_fail(err, DS4_E_PROTOCOL,
                         "%" PRId64 " bytes of host memory, this stage has %d units of %zu",
@@ -107,8 +111,12 @@ int ds4_stage_form(struct ds4_stage *st, const struct ds4_form *form, struct ds4
     ds4_kv_tier_reset(st->tier);
     ds4_kv_store_reset(&st->store, form->host_bytes);
     st->unfinished = false;
-    for (int32_t s = 0; s < plan->kv.n_slot; s++)
+    for (int32_t s = 0; s < plan->kv.n_slot; s++) {
         st->given[s] = nothing_given;
+        st->ran_step[s] = -1;
+        if (st->last)
+            ds4_draft_start(&st->draft, s, 0);
+    }
     st->generation = form->generation;
     st->next_step = 0;
     st->noted_step = -1;
@@ -129,15 +137,52 @@ int64_t ds4_stage_needs_record(const struct ds4_stage *st, const struct ds4_step
     return newest > st->noted_step && newest < step->step_no ? newest : -1;
 }
 
-static struct ds4_stage_given *given_of(struct ds4_stage *st, uint64_t seq, uint32_t epoch)
+static int32_t slot_of(const struct ds4_stage *st, uint64_t seq, uint32_t epoch)
 {
     for (int32_t s = 0; s < st->kv.n_slot; s++) {
         const struct ds4_kv_slot *slot = &st->kv.slot[s];
 
         if (slot->in_use && slot->seq == seq && slot->epoch == epoch)
-            return &st->given[s];
+            return s;
     }
-    return NULL; /* closed since: nobody will ask */
+    return -1; /* closed since: nobody will ask */
+}
+
+/* Ids of a record are the last stage's word until here. */
+static int check_ids(const struct ds4_stage *st, const int32_t *id, int32_t n, int32_t max,
+                     const char *what, struct ds4_err *err)
+{
+    if (n < 0 || n > max)
+        return ds4_fail(err, DS4_E_PROTOCOL, "%d %s, at most %d", n, what, max);
+    for (int32_t i = 0; i < n; i++)
+        if (id[i] < 0 || id[i] >= st->model.n_vocab)
+            return ds4_fail(err, DS4_E_PROTOCOL, "%s: id %d, the vocabulary has %d ids", what,
+                            id[i], st->model.n_vocab);
+    return 0;
+}
+
+static int note_entry(struct ds4_stage *st, const struct ds4_record_entry *entry, int64_t step_no,
+                      struct ds4_err *err)
+{
+    int32_t slot = slot_of(st, entry->seq, entry->epoch);
+    struct ds4_stage_given *given;
+
+    if (check_ids(st, entry->token, entry->n_token, 1 + DS4_MAX_DRAFT, "tokens", err) != 0 ||
+        check_ids(st, entry->draft, entry->n_draft, DS4_MAX_DRAFT, "drafts", err) != 0)
+        return -1;
+    if (slot < 0)
+        return 0;
+    given = &st->given[slot];
+    given->step_no = step_no;
+    given->flags = entry->flags;
+    given->pos = entry->pos;
+    given->token = entry->n_token > 0 ? entry->token[entry->n_token - 1] : -1;
+    given->n_draft = entry->n_draft;
+    memcpy(given->draft, entry->draft, sizeof(given->draft));
+    /* Rows of drafts that were wrong, unless a later step has cut the sequence already. */
+    if (st->ran_step[slot] == step_no && st->kv.slot[slot].pos > entry->pos)
+        return ds4_kv_truncate(&st->kv, &st->kv.slot[slot], entry->pos, err);
+    return 0;
 }
 
 int ds4_stage_note_record(struct ds4_stage *st, const struct ds4_token_record *record,
@@ -151,19 +196,9 @@ int ds4_stage_note_record(struct ds4_stage *st, const struct ds4_token_record *r
     if (record->n_entry > DS4_MAX_STEP_ENTRIES)
         return ds4_fail(err, DS4_E_PROTOCOL, "token record of %" PRIu32 " entries",
                         record->n_entry);
-    for (uint32_t e = 0; e < record->n_entry; e++) {
-        const struct ds4_record_entry *entry = &record->entry[e];
-        struct ds4_stage_given *given = given_of(st, entry->seq, entry->epoch);
-        int32_t token = entry->n_token > 0 ? entry->token[0] : -1;
-
-        if (entry->n_token < 0 || entry->n_token > 1 + DS4_MAX_DRAFT ||
-            (entry->n_token > 0 && (token < 0 || token >= st->model.n_vocab)))
-            return ds4_fail(err, DS4_E_PROTOCOL,
-                            "token record of step %" PRId64 " gives %d tokens, the first %d",
-                            record->step_no, entry->n_token, token);
-        if (given != NULL)
-            *given = (struct ds4_stage_given){record->step_no, entry->flags, token};
-    }
+    for (uint32_t e = 0; e < record->n_entry; e++)
+        if (note_entry(st, &record->entry[e], record->step_no, err) != 0)
+            return ds4_err_wrap(err, "token record of step %" PRId64, record->step_no);
     st->noted_step = record->step_no;
     return 0;
 }
@@ -198,46 +233,114 @@ static int open_and_close(struct ds4_stage *st, const struct ds4_step *step, str
             return -1;
         if (st->last && ds4_sampler_open(&st->sampler, open, err) != 0)
             return ds4_err_wrap(err, "open of sequence %" PRIu64, open->seq);
+        if (st->last)
+            ds4_draft_open(&st->draft, open);
         st->given[open->slot] = nothing_given;
+        st->ran_step[open->slot] = -1;
     }
     return 0;
 }
 
-/* The token of a FROM_RING entry: *token = -1 when the sequence ended and the entry is a no-op. */
-static int token_given(const struct ds4_stage *st, const struct ds4_step_entry *entry,
-                       int32_t *token, struct ds4_err *err)
+/* What an entry runs, whoever says it. */
+struct rows {
+    int32_t base_pos;
+    int32_t n; /* 0: the sequence has ended, the entry is a no-op */
+    const int32_t *token;
+    int32_t own[1 + DS4_MAX_DRAFT]; /* of an entry from the ring */
+};
+
+/* Rows that the entry takes of what `given` says. */
+static int32_t rows_given(const struct ds4_stage_given *given, const struct ds4_step_entry *entry)
+{
+    int32_t n_draft = entry->kind == DS4_ENTRY_VERIFY ? entry->n_tok - 1 : 0;
+
+    return 1 + (n_draft < given->n_draft ? n_draft : given->n_draft);
+}
+
+static bool has_ended(const struct ds4_stage_given *given)
+{
+    return (given->flags & (DS4_TOKEN_ENDED | DS4_TOKEN_SKIPPED | DS4_TOKEN_NONFINITE)) != 0;
+}
+
+/* Of a FROM_RING entry. */
+static int rows_from_ring(const struct ds4_stage *st, const struct ds4_step_entry *entry,
+                          struct rows *rows, struct ds4_err *err)
 {
     const struct ds4_stage_given *given = &st->given[entry->slot];
 
-    if (entry->n_tok != 1)
+    if (entry->kind == DS4_ENTRY_DECODE && entry->n_tok != 1)
         return ds4_fail(err, DS4_E_PROTOCOL, "%d rows from the token of one step", entry->n_tok);
     if (given->step_no != entry->from_step)
         return ds4_fail(err, DS4_E_PROTOCOL,
                         "token of step %" PRId64
                         ", the newest record of the sequence is of %" PRId64,
                         entry->from_step, given->step_no);
-    *token = -1;
-    if ((given->flags & (DS4_TOKEN_ENDED | DS4_TOKEN_SKIPPED | DS4_TOKEN_NONFINITE)) != 0)
+    rows->n = 0;
+    if (has_ended(given))
         return 0;
     if (given->token < 0)
         return ds4_fail(err, DS4_E_PROTOCOL, "step %" PRId64 " sampled nothing for the sequence",
                         entry->from_step);
-    *token = given->token;
+    if (given->pos < entry->base_pos)
+        return ds4_fail(err, DS4_E_PROTOCOL, "base position %d, the sequence is at %d",
+                        entry->base_pos, given->pos);
+    rows->base_pos = given->pos;
+    rows->n = rows_given(given, entry);
+    rows->own[0] = given->token;
+    memcpy(rows->own + 1, given->draft, (size_t)(rows->n - 1) * sizeof(*rows->own));
+    rows->token = rows->own;
     return 0;
 }
 
-/* Copies the entry's ids into the batch; ids were the peer's word until here. */
-static int take_tokens(struct ds4_stage *st, const struct ds4_step *step,
-                       const struct ds4_step_entry *entry, int32_t given, struct ds4_err *err)
+/* Of an entry that brings its tokens. */
+static int rows_from_step(const struct ds4_stage *st, const struct ds4_step *step,
+                          const struct ds4_step_entry *entry, struct rows *rows,
+                          struct ds4_err *err)
 {
-    int32_t *token = st->token + entry->first_tok;
+    if (entry->kind == DS4_ENTRY_VERIFY)
+        return ds4_fail(err, DS4_E_PROTOCOL, "a verify entry that names no step of drafts");
+    rows->base_pos = entry->base_pos;
+    rows->n = entry->n_tok;
+    rows->token = step->token + entry->first_tok;
+    for (int32_t t = 0; t < rows->n; t++)
+        if (rows->token[t] < 0 || rows->token[t] >= st->model.n_vocab)
+            return ds4_fail(err, DS4_E_PROTOCOL, "token id %d, the vocabulary has %d ids",
+                            rows->token[t], st->model.n_vocab);
+    return 0;
+}
 
-    for (int32_t t = 0; t < entry->n_tok; t++) {
-        token[t] = entry->from_step >= 0 ? given : step->token[entry->first_tok + t];
-        if (token[t] < 0 || token[t] >= st->model.n_vocab)
-            return ds4_fail(err, DS4_E_PROTOCOL, "token id %d, the vocabulary has %d ids", token[t],
-                            st->model.n_vocab);
-    }
+/* The last stage keeps every sequence's tokens.  Drafts are kept with them until they are overwritten, but
+ * not noted: nobody knows yet whether they are right. */
+static void keep_tokens(struct ds4_stage *st, const struct ds4_step_entry *entry,
+                        const struct rows *rows)
+{
+    int32_t *history = st->history + (size_t)entry->slot * (size_t)st->plan.limits.max_context;
+
+    if (entry->from_step < 0)
+        ds4_draft_forget(&st->draft, entry->slot, history, rows->base_pos);
+    memcpy(history + rows->base_pos, rows->token, (size_t)rows->n * sizeof(*history));
+    if (entry->from_step < 0)
+        ds4_draft_note(&st->draft, entry->slot, history, rows->base_pos + rows->n);
+}
+
+/* Is the entry where the step says, is there a drafter for it, and is it the only one of its slot? */
+static int check_entry(const struct ds4_stage *st, const struct ds4_step *step, int32_t e,
+                       struct ds4_err *err)
+{
+    const struct ds4_step_entry *entry = &step->entry[e];
+
+    if (entry->kind == DS4_ENTRY_VERIFY && entry->n_tok > 1 + st->plan.max_draft)
+        return ds4_fail(err, DS4_E_PROTOCOL,
+                        "a verify entry of %d rows, this stage has planned for %d drafts",
+                        entry->n_tok, st->plan.max_draft);
+    if (entry->n_tok < 1 || entry->first_tok != st->wire_tok ||
+        entry->n_tok > step->n_tok - entry->first_tok)
+        return ds4_fail(err, DS4_E_PROTOCOL, "%d rows from row %d on, expected row %d of %d",
+                        entry->n_tok, entry->first_tok, st->wire_tok, step->n_tok);
+    for (int32_t other = 0; other < e; other++)
+        if (st->entry[other].slot == entry->slot)
+            return ds4_fail(err, DS4_E_PROTOCOL, "slot %d is already in entry %d", entry->slot,
+                            other);
     return 0;
 }
 
@@ -253,40 +356,76 @@ static int begin_entry(struct ds4_stage *st, const struct ds4_step *step, int32_
                                  .first_block = entry->first_block,
                                  .n_block = entry->n_block,
                                  .block = entry->block};
-    int32_t given = 0;
+    int32_t first_row = st->batch.n_tok;
+    struct rows rows;
 
-    if (ds4_kv_find(&st->kv, &lease, err) == NULL)
+    if (ds4_kv_find(&st->kv, &lease, err) == NULL || check_entry(st, step, e, err) != 0 ||
+        (entry->from_step >= 0 ? rows_from_ring(st, entry, &rows, err)
+                               : rows_from_step(st, step, entry, &rows, err)) != 0)
         return -1;
-    if (entry->kind == DS4_ENTRY_VERIFY)
-        return ds4_fail(err, DS4_E_PROTOCOL, "a verify entry, but there is no drafter");
-    if (entry->n_tok < 1 || entry->first_tok != st->batch.n_tok ||
-        entry->n_tok > step->n_tok - entry->first_tok)
-        return ds4_fail(err, DS4_E_PROTOCOL, "%d rows from row %d on, expected row %d of %d",
-                        entry->n_tok, entry->first_tok, st->batch.n_tok, step->n_tok);
-    for (int32_t other = 0; other < e; other++)
-        if (st->entry[other].slot == entry->slot)
-            return ds4_fail(err, DS4_E_PROTOCOL, "slot %d is already in entry %d", entry->slot,
-                            other);
-    if (entry->from_step >= 0 && token_given(st, entry, &given, err) != 0)
-        return -1;
-    if (given < 0) {
-        if (ds4_kv_skip(&st->kv, &lease, entry->n_tok, row, err) != 0)
+    if (rows.n == 0) {
+        if (ds4_kv_skip(&st->kv, &lease, 1, row, err) != 0)
             return -1;
-        memset(st->token + entry->first_tok, 0, (size_t)entry->n_tok * sizeof(*st->token));
-    } else if (take_tokens(st, step, entry, given, err) != 0 ||
-               ds4_kv_append(&st->kv, &lease, entry->base_pos, entry->n_tok, row, err) != 0) {
-        return -1;
+        st->token[first_row] = 0;
+    } else {
+        if (ds4_kv_append(&st->kv, &lease, rows.base_pos, rows.n, row, err) != 0)
+            return -1;
+        memcpy(st->token + first_row, rows.token, (size_t)rows.n * sizeof(*st->token));
+        st->ran_step[entry->slot] = step->step_no;
+        if (st->last)
+            keep_tokens(st, entry, &rows);
     }
-    row->first_row = entry->first_tok;
-    for (int32_t t = 0; t < entry->n_tok; t++) {
-        st->pos[entry->first_tok + t] = row->base_pos + t;
-        st->entry_of[entry->first_tok + t] = e;
+    row->first_row = first_row;
+    for (int32_t t = 0; t < row->n_row; t++) {
+        st->pos[first_row + t] = row->base_pos + t;
+        st->entry_of[first_row + t] = e;
     }
-    if (st->last && row->active)
-        memcpy(st->history + (size_t)entry->slot * (size_t)st->plan.limits.max_context +
-                   row->base_pos,
-               st->token + entry->first_tok, (size_t)entry->n_tok * sizeof(*st->history));
-    st->batch.n_tok += entry->n_tok;
+    st->batch.n_tok += row->n_row;
+    st->wire_tok += entry->n_tok;
+    return 0;
+}
+
+int32_t ds4_stage_n_row(const struct ds4_stage *st)
+{
+    return st->batch.n_tok;
+}
+
+int32_t ds4_stage_rows_of(const struct ds4_stage *st, const struct ds4_step *step)
+{
+    int32_t n = 0;
+
+    for (int32_t e = 0; e < step->n_entry; e++) {
+        const struct ds4_step_entry *entry = &step->entry[e];
+        int32_t slot = slot_of(st, entry->seq, entry->epoch);
+
+        if (entry->kind != DS4_ENTRY_VERIFY) {
+            n += entry->n_tok;
+            continue;
+        }
+        if (slot < 0 || st->given[slot].step_no != entry->from_step)
+            return -1;
+        n += has_ended(&st->given[slot]) ? 1 : rows_given(&st->given[slot], entry);
+    }
+    return n;
+}
+
+/* The rows whose logits are wanted: the last of each entry that samples, all of one that verifies. */
+static int choose_rows(struct ds4_stage *st, const struct ds4_step *step, struct ds4_err *err)
+{
+    st->batch.n_out = 0;
+    st->batch.out_row = st->head_row;
+    for (int32_t e = 0; st->last && e < step->n_entry; e++) {
+        const struct ds4_batch_entry *entry = &st->entry[e];
+        int32_t n = step->entry[e].kind == DS4_ENTRY_VERIFY ? entry->n_row : 1;
+
+        if (!step->entry[e].sample || !entry->active)
+            continue;
+        if (n > st->plan.head_rows - st->batch.n_out)
+            return ds4_fail(err, DS4_E_PROTOCOL, "more than %d rows are to be sampled",
+                            st->plan.head_rows);
+        for (int32_t t = entry->n_row - n; t < entry->n_row; t++)
+            st->head_row[st->batch.n_out++] = entry->first_row + t;
+    }
     return 0;
 }
 
@@ -296,6 +435,7 @@ int ds4_stage_begin(struct ds4_stage *st, const struct ds4_step *step, struct ds
 
     st->begun = false;
     st->batch.n_tok = 0;
+    st->wire_tok = 0;
     st->batch.n_entry = step->n_entry;
     if (result == 0)
         result = open_and_close(st, step, err);
@@ -306,9 +446,11 @@ int ds4_stage_begin(struct ds4_stage *st, const struct ds4_step *step, struct ds
             result = ds4_err_wrap(err, "entry %d of sequence %" PRIu64, e, step->entry[e].seq);
     if (result == 0)
         result = ds4_stage_find_inner(st, step, err);
-    if (result == 0 && st->batch.n_tok != step->n_tok)
+    if (result == 0 && st->wire_tok != step->n_tok)
         result = ds4_fail(err, DS4_E_PROTOCOL, "%d rows, the entries have %d", step->n_tok,
-                          st->batch.n_tok);
+                          st->wire_tok);
+    if (result == 0)
+        result = choose_rows(st, step, err);
     if (result != 0) {
         st->generation = 0;
         return ds4_err_wrap(err, "step %" PRId64, step->step_no);
@@ -319,15 +461,6 @@ int ds4_stage_begin(struct ds4_stage *st, const struct ds4_step *step, struct ds
 }
 
 /* ---- forward ------------------------------------------------------------------------------------ */
-
-/* The rows whose logits are wanted: the last of each entry that samples. */
-static void choose_rows(struct ds4_stage *st, const struct ds4_step *step)
-{
-    st->batch.out_row = st->head_row;
-    for (int32_t e = 0; st->last && e < step->n_entry; e++)
-        if (step->entry[e].sample && st->entry[e].active)
-            st->head_row[st->batch.n_out++] = st->entry[e].first_row + st->entry[e].n_row - 1;
-}
 
 static void run_operations(struct ds4_stage *st)
 {
@@ -357,11 +490,58 @@ static void run_layers(struct ds4_stage *st)
     st->backend->leave(st->dev);
 }
 
+/* The newest tokens of an entry: row after row while the draft behind it is what was sampled.  logits [n_row,
+ * n_vocab]: rows that follow a wrong draft are somebody else's text, whatever they hold. */
+static void sample_rows(struct ds4_stage *st, int32_t slot, int32_t base_pos, int32_t n_row,
+                        const float *logits, struct ds4_token_entry *out)
+{
+    const size_t n_vocab = (size_t)st->model.n_vocab;
+    const int32_t *history = st->history + (size_t)slot * (size_t)st->plan.limits.max_context;
+    int32_t r = 0;
+
+    for (bool more = true; more; r++) {
+        struct ds4_token_entry one;
+        int32_t pos = base_pos + r + 1; /* that the row samples for */
+
+        ds4_sampler_pick(&st->sampler, slot, logits + (size_t)r * n_vocab, history, pos, &one);
+        out->flags |= one.flags;
+        out->pos = pos;
+        out->n_logprob = one.n_logprob > 0 ? one.n_logprob : out->n_logprob;
+        if (one.n_token > 0) {
+            memcpy(out->logprob + out->n_token * out->n_logprob, one.logprob,
+                   (size_t)one.n_logprob * sizeof(*one.logprob));
+            out->token[out->n_token++] = one.token[0];
+        }
+        more = r + 1 < n_row && (one.flags & DS4_TOKEN_ENDED) == 0 && history[pos] == one.token[0];
+    }
+    out->n_undone = n_row - r;
+    for (; r < n_row; r++)
+        if (!ds4_sampler_is_finite(&st->sampler, logits + (size_t)r * n_vocab))
+            out->n_nan_draft++;
+}
+
+/* Judges the drafts that were run and makes new ones. */
+static void draft(struct ds4_stage *st, int32_t slot, int32_t n_row, struct ds4_token_entry *out,
+                  struct ds4_drafts *drafts)
+{
+    int32_t *history = st->history + (size_t)slot * (size_t)st->plan.limits.max_context;
+
+    drafts->n = 0;
+    drafts->n_bad = 0;
+    if ((out->flags & DS4_TOKEN_SAMPLED) == 0 || (out->flags & DS4_TOKEN_ENDED) != 0)
+        return;
+    history[out->pos] = out->token[out->n_token - 1];
+    if (ds4_draft_judge(&st->draft, slot, n_row - 1, ds4_accepted_drafts(out), out->pos + 1))
+        out->flags |= DS4_TOKEN_QUENCHED;
+    ds4_draft_propose(&st->draft, slot, history, out->pos + 1, drafts);
+    out->n_bad_draft = drafts->n_bad;
+}
+
 /* Samples the entries that ask for it (step 10); out_entry[e] belongs to entry e of the step. */
 static void sample(struct ds4_stage *st, const struct ds4_step *step)
 {
     size_t n_vocab = (size_t)st->model.n_vocab;
-    int32_t n_row = 0;
+    const float *logits = st->host_logits;
 
     if (st->batch.n_out > 0)
         st->backend->download(st->dev, st->host_logits, st->buf.logits,
@@ -370,19 +550,22 @@ static void sample(struct ds4_stage *st, const struct ds4_step *step)
         st->host_logits[0] = NAN;
     for (int32_t e = 0; e < step->n_entry; e++) {
         const struct ds4_step_entry *entry = &step->entry[e];
+        const struct ds4_batch_entry *rows = &st->entry[e];
         struct ds4_token_entry *out = &st->out_entry[e];
-        int32_t pos = st->kv.slot[entry->slot].pos;
+        int32_t n = entry->kind == DS4_ENTRY_VERIFY ? rows->n_row : 1;
 
-        memset(out, 0, sizeof(*out));
+        memset(out, 0, offsetof(struct ds4_token_entry, logprob));
         out->seq = entry->seq;
         out->epoch = entry->epoch;
-        out->pos = pos;
-        if (!st->entry[e].active)
+        out->pos = st->kv.slot[entry->slot].pos;
+        st->drafts[e].n = 0;
+        if (!rows->active) {
             out->flags = DS4_TOKEN_SKIPPED;
-        else if (entry->sample)
-            ds4_sampler_pick(
-                &st->sampler, entry->slot, st->host_logits + n_vocab * (size_t)n_row++,
-                st->history + (size_t)entry->slot * (size_t)st->plan.limits.max_context, pos, out);
+        } else if (entry->sample) {
+            sample_rows(st, entry->slot, rows->base_pos + rows->n_row - n, n, logits, out);
+            logits += n_vocab * (size_t)n;
+            draft(st, entry->slot, n, out, &st->drafts[e]);
+        }
         if ((out->flags & DS4_TOKEN_NONFINITE) != 0)
             atomic_fetch_add_explicit(&st->nonfinite_rows, 1, memory_order_relaxed);
     }
@@ -406,6 +589,9 @@ static void fill_record(const struct ds4_stage *st, const struct ds4_step *step,
         entry->n_token = out->n_token;
         for (int32_t i = 0; i < 1 + DS4_MAX_DRAFT; i++)
             entry->token[i] = i < out->n_token ? out->token[i] : -1;
+        entry->n_draft = st->drafts[e].n;
+        for (int32_t i = 0; i < DS4_MAX_DRAFT; i++)
+            entry->draft[i] = i < entry->n_draft ? st->drafts[e].token[i] : -1;
     }
 }
 
@@ -443,12 +629,10 @@ int ds4_stage_forward(struct ds4_stage *st, const struct ds4_step *step, void *r
                         step->step_no);
     st->begun = false;
     st->unfinished = true;
-    st->batch.n_out = 0;
     if (st->batch.n_tok > 0) {
         read_spread(st, start_ns);
         if (st->offload != NULL)
             ds4_offload_adapt(st->offload);
-        choose_rows(st, step);
         st->backend->begin(st->dev, &st->batch);
         if (!st->first && rows != NULL)
             st->backend->upload(st->dev, st->buf.x, rows, bytes);
@@ -482,8 +666,9 @@ int ds4_stage_finish(struct ds4_stage *st, const struct ds4_step *step, struct d
                         step->step_no);
     st->unfinished = false;
     for (int32_t e = 0; e < step->n_entry; e++)
-        digest = ds4_pos_digest(digest, step->entry[e].seq, step->entry[e].epoch,
-                                st->kv.slot[step->entry[e].slot].pos);
+        digest =
+            ds4_pos_digest(digest, step->entry[e].seq, step->entry[e].epoch,
+                           st->entry[e].base_pos + (st->entry[e].active ? st->entry[e].n_row : 0));
     if (ds4_stage_save_points(st, step, err) != 0) {
         st->generation = 0;
         return ds4_err_wrap(err, "step %" PRId64, step->step_no);

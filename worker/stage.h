@@ -67,7 +67,10 @@ struct ds4_stage_config {
     ds4_kv_done_fn kv_done;    /* told the end of every job below; the step or the disk thread */
     void *kv_done_arg;
     int32_t hot_window_tok; /* tokens that can be taken back without a restart; 0: 120 */
-    bool sync_layers;       /* wait for the device after each layer: a fault's report names it */
+    int32_t max_draft;      /* drafts per sequence and step (worker/draft.h); 0: none */
+    int32_t
+        draft_min_match; /* tokens that must have stood together before: of the n-gram drafter */
+    bool sync_layers;    /* wait for the device after each layer: a fault's report names it */
     /* Whose device memory is part of the plan, for `depth` steps in flight; NULL: none. */
     const struct ds4_pipe_ops *pipe;
     int32_t depth;
@@ -94,7 +97,7 @@ int ds4_stage_plan(const struct ds4_stage_config *config, struct ds4_plan *plan,
                    struct ds4_weights_size *size, struct ds4_model_shape *model,
                    size_t *total_bytes, struct ds4_err *err) DS4_MUST_CHECK;
 
-/* What this stage can offer: stage, n_stage, layers, model_digest, max_blocks, max_slots, max_context,
+/* What this stage can offer: stage, n_stage, layers, model_digest, max_blocks, max_slots, max_context, max_draft,
  * backend, device, kv_fingerprint, hot_tok, host_bytes, unit_bytes, block_bytes, point, disk.  Leaves the other members alone.
  * Any thread. */
 void ds4_stage_hello(const struct ds4_stage *st, struct ds4_hello *hello);
@@ -132,7 +135,7 @@ int ds4_stage_form(struct ds4_stage *st, const struct ds4_form *form,
  * its own records. */
 int64_t ds4_stage_needs_record(const struct ds4_stage *st, const struct ds4_step *step);
 
-/* Remembers what each sequence was given.  Checks generation, step order (the one after the newest
+/* Remembers what each sequence was given, and undoes rows of drafts that were wrong.  Checks generation, step order (the one after the newest
  * noted) and counts; the checksum is the pipe's. */
 int ds4_stage_note_record(struct ds4_stage *st, const struct ds4_token_record *record,
                           struct ds4_err *err) DS4_MUST_CHECK;
@@ -146,15 +149,20 @@ int ds4_stage_note_record(struct ds4_stage *st, const struct ds4_token_record *r
  * common prefix: the entry truncates.  base_pos is legal when it is 0, or not above the position, not
  * below the last install, and no more than the hot window below the highest position ever written.
  *
- * An entry with from_step >= 0 takes its token from the record of that step; if the sequence ended
- * there, the entry becomes a no-op of the same shape.  DS4_E_PROTOCOL naming step, entry and values for
+ * An entry with from_step >= 0 takes its token and place from the record of that step, a VERIFY entry its
+ * drafts as well; if the sequence ended there, the entry becomes a no-op of one row.  DS4_E_PROTOCOL naming step, entry and values for
  * everything a correct router would not send. */
 int ds4_stage_begin(struct ds4_stage *st, const struct ds4_step *step,
                     struct ds4_err *err) DS4_MUST_CHECK;
 
+/* Rows of the step that was begun: what its entries take, less the drafts that were not made. */
+int32_t ds4_stage_n_row(const struct ds4_stage *st);
+/* The same of a step that was not: -1 while a record is missing that says how many drafts there are. */
+int32_t ds4_stage_rows_of(const struct ds4_stage *st, const struct ds4_step *step);
+
 /* Runs the layers over the step given to the last ds4_stage_begin.
  *
- *   rows    [n_tok, ds4_stage_row_bytes] host    in: the previous stage's rows (unread on stage 0),
+ *   rows    [ds4_stage_n_row, ds4_stage_row_bytes] host    in: the previous stage's rows (unread on stage 0),
  *           out: rows for the next stage (untouched on the last).  NULL: both stay in
  *           ds4_stage_handoff, and only the last stage waits for its device
  *   record  last stage: filled, crc left 0 for the pipe; others NULL

@@ -26,10 +26,14 @@ static int run_op(struct ds4_stage *st, const struct ds4_kv_op *op, struct ds4_e
     case DS4_KV_INSTALL:
         if (check_slot(st, op, err) != 0)
             return -1;
+        if (st->last)
+            ds4_draft_start(&st->draft, op->slot, op->pos);
         return ds4_kv_point_install(&st->store, op->slot, op->pos, op->point, err);
     case DS4_KV_REPLAY:
         if (check_slot(st, op, err) != 0)
             return -1;
+        if (st->last)
+            ds4_draft_start(&st->draft, op->slot, op->from_pos);
         return ds4_kv_point_replay(&st->store, op->slot, op->from_pos, op->pos, err);
     case DS4_KV_BLOCK_COPY:
         return ds4_kv_block_copy(&st->store, op->block_src, op->block_dst, err);

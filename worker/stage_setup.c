@@ -235,7 +235,7 @@ static int alloc_device(struct ds4_stage *st, bool self_test, void **weights_are
     if (st->probe.link_bytes_per_s > 0 && plan->scratch_bytes > 0)
         st->link_latency_s = ds4_self_test_latency(st->backend, st->dev, scratch);
     st->backend->set_scratch(st->dev, scratch, plan->scratch_bytes);
-    ds4_step_buffers_carve(&st->buf, &st->model, plan->stream, plan->max_step_tok, plan->max_seqs,
+    ds4_step_buffers_carve(&st->buf, &st->model, plan->stream, plan->max_step_tok, plan->head_rows,
                            st->last, steps);
     if (ds4_kv_init(&st->kv, &plan->kv, rings, pages, err) != 0)
         return -1;
@@ -275,19 +275,27 @@ static int open_tier(struct ds4_stage *st, const struct ds4_stage_config *config
     return st->tier == NULL ? -1 : 0;
 }
 
-static int alloc_host(struct ds4_stage *st, struct ds4_err *err)
+static int alloc_host(struct ds4_stage *st, const struct ds4_stage_config *config,
+                      struct ds4_err *err)
 {
     size_t n_tok = (size_t)st->plan.max_step_tok;
     size_t n_seq = (size_t)st->plan.max_seqs;
     size_t n_slot = (size_t)st->plan.kv.n_slot;
+    size_t n_head = (size_t)st->plan.head_rows;
+    const struct ds4_draft_config drafts = {.max = st->plan.max_draft,
+                                            .min_match = config->draft_min_match,
+                                            .n_slot = st->plan.kv.n_slot,
+                                            .max_context = st->plan.limits.max_context,
+                                            .n_vocab = st->model.n_vocab};
 
     st->given = calloc(n_slot, sizeof(*st->given));
+    st->ran_step = calloc(n_slot, sizeof(*st->ran_step));
     st->token = calloc(n_tok, sizeof(*st->token));
     st->pos = calloc(n_tok, sizeof(*st->pos));
     st->entry_of = calloc(n_tok, sizeof(*st->entry_of));
     st->entry = calloc(n_seq, sizeof(*st->entry));
-    if (st->given == NULL || st->token == NULL || st->pos == NULL || st->entry_of == NULL ||
-        st->entry == NULL)
+    if (st->given == NULL || st->ran_step == NULL || st->token == NULL || st->pos == NULL ||
+        st->entry_of == NULL || st->entry == NULL)
         return ds4_fail(err, DS4_E_NOMEM, "no memory for steps of %zu rows", n_tok);
     st->batch.token = st->token;
     st->batch.pos = st->pos;
@@ -296,12 +304,15 @@ static int alloc_host(struct ds4_stage *st, struct ds4_err *err)
     if (!st->last)
         return 0;
     st->history = calloc(n_slot * (size_t)st->plan.limits.max_context, sizeof(*st->history));
-    st->host_logits = calloc(n_seq * (size_t)st->model.n_vocab, sizeof(*st->host_logits));
-    st->head_row = calloc(n_seq, sizeof(*st->head_row));
+    st->host_logits = calloc(n_head * (size_t)st->model.n_vocab, sizeof(*st->host_logits));
+    st->head_row = calloc(n_head, sizeof(*st->head_row));
+    st->drafts = calloc(n_seq, sizeof(*st->drafts));
     st->out_entry = calloc(n_seq, sizeof(*st->out_entry));
     if (st->history == NULL || st->host_logits == NULL || st->head_row == NULL ||
-        st->out_entry == NULL)
+        st->drafts == NULL || st->out_entry == NULL)
         return ds4_fail(err, DS4_E_NOMEM, "no memory for histories of %zu sequences", n_slot);
+    if (ds4_draft_init(&st->draft, &drafts, err) != 0)
+        return -1;
     return ds4_sampler_init(&st->sampler, st->model.n_vocab, (int32_t)n_slot, err);
 }
 
@@ -377,7 +388,7 @@ struct ds4_stage *ds4_stage_new(const struct ds4_stage_config *config, ds4_progr
     ds4_plan_log(&st->plan);
     ds4_self_test_probe(st->backend, st->dev, &st->probe);
     if (alloc_device(st, config->self_test, &area, &offload_area, err) != 0 ||
-        alloc_host(st, err) != 0 || open_tier(st, config, err) != 0 ||
+        alloc_host(st, config, err) != 0 || open_tier(st, config, err) != 0 ||
         open_host(st, config, &size, err) != 0)
         goto fail;
     if (config->planned != NULL)
@@ -398,6 +409,8 @@ void ds4_stage_free(struct ds4_stage *st)
     if (st == NULL)
         return;
     ds4_sampler_deinit(&st->sampler);
+    ds4_draft_deinit(&st->draft);
+    free(st->drafts);
     free(st->out_entry);
     free(st->head_row);
     free(st->host_logits);
@@ -406,6 +419,7 @@ void ds4_stage_free(struct ds4_stage *st)
     free(st->entry_of);
     free(st->pos);
     free(st->token);
+    free(st->ran_step);
     free(st->given);
     ds4_kv_tier_close(st->tier);
     if (st->host_arena != NULL)
@@ -437,6 +451,7 @@ void ds4_stage_hello(const struct ds4_stage *st, struct ds4_hello *hello)
     hello->max_slots = st->plan.kv.n_slot;
     hello->max_context = st->plan.context_tok;
     hello->hot_tok = st->plan.kv.hot_tok;
+    hello->max_draft = st->plan.max_draft;
     hello->host_bytes = (int64_t)st->plan.n_unit * (int64_t)st->plan.unit_bytes;
     hello->unit_bytes = (int32_t)st->plan.unit_bytes;
     hello->block_bytes = (int64_t)ds4_kv_block_bytes(&st->plan.kv);

@@ -7,6 +7,7 @@
 #include "common/weights_file.h"
 #include "kernels/backend.h"
 #include "proto/message.h"
+#include "worker/draft.h"
 #include "worker/kv_cache.h"
 #include "worker/kv_keep.h"
 #include "worker/kv_point.h"
@@ -26,7 +27,10 @@
 struct ds4_stage_given {
     int64_t step_no; /* -1: nothing yet */
     uint32_t flags;
-    int32_t token; /* -1: none */
+    int32_t pos;   /* where the sequence stands */
+    int32_t token; /* the newest; -1: none */
+    int32_t n_draft;
+    int32_t draft[DS4_MAX_DRAFT]; /* that may follow it */
 };
 
 struct ds4_stage {
@@ -64,11 +68,13 @@ struct ds4_stage {
     int64_t next_step;
     int64_t noted_step;            /* newest record noted, -1 none */
     struct ds4_stage_given *given; /* [n_slot] */
+    int64_t *ran_step;             /* [n_slot] newest step with rows of the slot, -1 none */
     int32_t max_seqs;              /* as formed */
     int32_t max_step_tok;
 
     /* The step between begin and forward, as kernels see it. */
     bool begun;
+    int32_t wire_tok;              /* rows as the step counts them */
     bool unfinished;               /* forward has run, finish has not */
     struct ds4_batch batch;        /* its arrays are the four below */
     int32_t *token;                /* [max_step_tok] */
@@ -78,9 +84,11 @@ struct ds4_stage {
 
     /* Last stage only. */
     struct ds4_sampler sampler;
-    int32_t *history;   /* [n_slot, table_blocks * DS4_BLOCK_TOK] ids of each sequence */
-    float *host_logits; /* [max_seqs, n_vocab] */
-    int32_t *head_row;  /* [max_seqs] rows of the step that are sampled */
+    int32_t *history; /* [n_slot, table_blocks * DS4_BLOCK_TOK] ids of each sequence */
+    struct ds4_draft draft;
+    struct ds4_drafts *drafts;         /* [max_seqs] for the record of the running step */
+    float *host_logits;                /* [head_rows, n_vocab] */
+    int32_t *head_row;                 /* [head_rows] rows of the step that are sampled */
     struct ds4_token_entry *out_entry; /* [max_seqs] */
 
     int64_t spread_ns;                   /* when the counts below were read from the device */

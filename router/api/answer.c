@@ -250,8 +250,14 @@ static void on_token(void *owner, const struct ds4_token_entry *entry, int32_t i
 
     (void)DS4_VEC_PUSH(&choice->tokens, entry->token[index]);
     choice->answer->progress_text[0] = '\0';
-    if (choice->wants_logprobs && entry->n_logprob > 0)
-        (void)DS4_VEC_PUSH(&choice->undecided, *entry);
+    if (choice->wants_logprobs && entry->n_logprob > 0) {
+        struct ds4_scored_token scored = {.token = entry->token[index],
+                                          .n_logprob = entry->n_logprob};
+
+        memcpy(scored.logprob, entry->logprob + index * entry->n_logprob,
+               (size_t)entry->n_logprob * sizeof(*scored.logprob));
+        (void)DS4_VEC_PUSH(&choice->undecided, scored);
+    }
 }
 
 /* Called while the choice has said nothing but reasoning. */

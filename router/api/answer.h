@@ -37,6 +37,13 @@ struct ds4_answer_part {
     uint32_t call;
 };
 
+/* A token with its log-probabilities: the chosen one first, then the top ones. */
+struct ds4_scored_token {
+    int32_t token;
+    int32_t n_logprob;
+    struct ds4_logprob logprob[1 + DS4_MAX_TOP_LOGPROBS];
+};
+
 struct ds4_choice {
     struct ds4_answer *answer;
     int32_t index;
@@ -64,7 +71,7 @@ struct ds4_choice {
     int32_t n_echo; /* sampled tokens that belong to the prompt: echo with log-probabilities */
     struct ds4_buf logprobs_content;
     struct ds4_buf logprobs_reasoning;
-    DS4_VEC(struct ds4_token_entry) undecided;
+    DS4_VEC(struct ds4_scored_token) undecided;
 };
 
 struct ds4_answer {

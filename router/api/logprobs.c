@@ -26,7 +26,7 @@ static void write_token(const struct ds4_vocab *vocab, const struct ds4_logprob 
 }
 
 static void append_item(struct ds4_buf *items, const struct ds4_vocab *vocab,
-                        const struct ds4_token_entry *entry, int32_t n_top)
+                        const struct ds4_scored_token *entry, int32_t n_top)
 {
     struct ds4_jw w;
 
@@ -69,7 +69,7 @@ void ds4_logprobs_decide(struct ds4_choice *choice, const struct ds4_events *eve
         return;
     items = content ? &choice->logprobs_content : &choice->logprobs_reasoning;
     for (size_t i = 0; (content || reasoning) && i < choice->undecided.len; i++)
-        if (!is_think_tag(choice->answer->context->vocab, choice->undecided.ptr[i].token[0]))
+        if (!is_think_tag(choice->answer->context->vocab, choice->undecided.ptr[i].token))
             append_item(items, choice->answer->context->vocab, &choice->undecided.ptr[i],
                         choice->req->sampling.n_logprobs);
     DS4_VEC_TRUNCATE(&choice->undecided, 0);

@@ -81,7 +81,7 @@ static void write_value(const struct ds4_logprob *lp, struct ds4_jw *w)
 }
 
 static void add_token(struct lists *lists, const struct ds4_choice *choice,
-                      const struct ds4_token_entry *entry, int64_t offset)
+                      const struct ds4_scored_token *entry, int64_t offset)
 {
     const struct ds4_vocab *vocab = choice->answer->context->vocab;
     int32_t n_top = choice->req->sampling.n_logprobs;
@@ -133,7 +133,7 @@ static void write_logprobs(struct ds4_choice *choice, struct ds4_jw *w)
     open_lists(&lists);
     add_first(&lists, choice);
     for (; state->n_token_taken < choice->undecided.len; state->n_token_taken++) {
-        const struct ds4_token_entry *entry = &choice->undecided.ptr[state->n_token_taken];
+        const struct ds4_scored_token *entry = &choice->undecided.ptr[state->n_token_taken];
         struct ds4_str piece = ds4_vocab_piece(vocab, entry->logprob[0].token);
         bool inside = piece.len > 0 && ((unsigned char)piece.ptr[0] & 0xc0) == 0x80;
         int64_t offset = state->n_char_token - (inside ? 1 : 0);

@@ -50,8 +50,8 @@ void ds4_request_log(const struct ds4_choice *choice)
 
     ds4_log(slow ? DS4_LOG_WARN : DS4_LOG_INFO, slow ? "request.slow" : "request.done",
             "id=%s api=%s stream=%s end=%s reason=%s prompt=%d cached=%d completion=%d "
-            "reasoning=%d parse_ms=%" PRId64 " queue_ms=%" PRId64 " prefill_ms=%" PRId64
-            " decode_ms=%" PRId64 " ttft_ms=%" PRId64 " total_ms=%" PRId64
+            "reasoning=%d drafts=%d accepted=%d parse_ms=%" PRId64 " queue_ms=%" PRId64
+            " prefill_ms=%" PRId64 " decode_ms=%" PRId64 " ttft_ms=%" PRId64 " total_ms=%" PRId64
             " tok_s=%.1f effort_requested=%.*s effort_applied=%.*s effort_source=%.*s thinking=%s "
             "downgraded=%s",
             req->id, ds4_api_text(req->api), req->stream ? "yes" : "no", ds4_end_text(r->end),
@@ -59,11 +59,11 @@ void ds4_request_log(const struct ds4_choice *choice)
             : r->reason == DS4_REASON_NONE ? "none"
                                            : ds4_reason_text(r->reason),
             r->usage.prompt_tok, r->usage.cached_tok, r->usage.completion_tok,
-            r->usage.reasoning_tok, ms(at->received_ns, at->queued_ns),
-            ms(at->queued_ns, at->admitted_ns), ms(at->admitted_ns, at->first_token_ns),
-            ms(at->first_token_ns, at->last_token_ns), ms(at->received_ns, at->first_token_ns),
-            ms(at->received_ns, at->done_ns), rate(&r->usage, at),
-            DS4_STR_ARG(req->effort.requested), DS4_STR_ARG(req->effort.applied),
-            DS4_STR_ARG(req->effort.source), req->effort.thinking ? "on" : "off",
-            req->effort.downgraded ? "yes" : "no");
+            r->usage.reasoning_tok, r->usage.draft_tok, r->usage.accepted_tok,
+            ms(at->received_ns, at->queued_ns), ms(at->queued_ns, at->admitted_ns),
+            ms(at->admitted_ns, at->first_token_ns), ms(at->first_token_ns, at->last_token_ns),
+            ms(at->received_ns, at->first_token_ns), ms(at->received_ns, at->done_ns),
+            rate(&r->usage, at), DS4_STR_ARG(req->effort.requested),
+            DS4_STR_ARG(req->effort.applied), DS4_STR_ARG(req->effort.source),
+            req->effort.thinking ? "on" : "off", req->effort.downgraded ? "yes" : "no");
 }

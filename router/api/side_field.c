@@ -22,6 +22,20 @@ static void write_repetition(const struct ds4_request *req, struct ds4_jw *w)
     ds4_jw_end(w);
 }
 
+/* Drafts are the house's own: no predictions of the client's. */
+static void write_drafts(const struct ds4_request *req, struct ds4_jw *w)
+{
+    if (req->usage.draft_tok == 0)
+        return;
+    ds4_jw_key(w, "spec");
+    ds4_jw_object(w);
+    ds4_jw_key(w, "draft_tokens");
+    ds4_jw_int(w, req->usage.draft_tok);
+    ds4_jw_key(w, "accepted_tokens");
+    ds4_jw_int(w, req->usage.accepted_tok);
+    ds4_jw_end(w);
+}
+
 /* What was asked, what was done, and why: nothing is changed silently. */
 void ds4_side_field_write(const struct ds4_answer *answer, struct ds4_jw *w)
 {
@@ -60,6 +74,7 @@ void ds4_side_field_write(const struct ds4_answer *answer, struct ds4_jw *w)
     ds4_jw_bool(w, choice->finish.truncated_tool_args);
     ds4_jw_key(w, "truncated_in_reasoning");
     ds4_jw_bool(w, choice->finish.truncated_in_reasoning);
+    write_drafts(choice->req, w);
     ds4_format_write(answer, w);
     ds4_jw_key(w, "downgrades");
     ds4_buf_init(&list, SIZE_MAX / 2);

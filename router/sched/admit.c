@@ -102,6 +102,7 @@ static struct ds4_seq *make_seq(struct ds4_sched *s, struct ds4_request *req,
     s->next_seq++;
     seq->n_prompt = req->n_prompt; /* of a replayed answer, more than the prompt is known */
     seq->paused = req->paused;
+    seq->max_draft = s->form.max_draft;
     seq->reading = restore != NULL;
     ds4_engine_seat(s, seq, lease);
     seq->salt = req->salt;
@@ -140,14 +141,14 @@ static bool better_one_is_draining(const struct ds4_sched *s, const struct ds4_r
 
     for (size_t i = 0; i < s->seqs.len; i++) {
         const struct ds4_seq *seq = s->seqs.ptr[i];
-        int32_t hi = seq->n_posted > seq->hi ? seq->n_posted : seq->hi;
         int32_t cut;
 
         if (seq->state != DS4_SEQ_DRAINING || seq == s->probe || seq->spoiled ||
             seq->salt != req->salt)
             continue;
         cut = ds4_prefix_common(seq->token.ptr, (int32_t)seq->token.len, known.ptr, known.n - 1);
-        if (cut > start && cut >= seq->install_pos && hi - cut <= s->config.hot_window_tok)
+        if (cut > start && cut >= seq->install_pos &&
+            ds4_seq_reach(seq) - cut <= s->config.hot_window_tok)
             return true;
     }
     return false;

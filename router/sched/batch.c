@@ -172,10 +172,18 @@ static bool group_ready(const struct ds4_batch_group *group)
     return any;
 }
 
+/* Drafts that each of n decode entries of a step may have. */
+static int32_t drafts_each(const struct ds4_batch *batch, int32_t n)
+{
+    int32_t most = ds4_draft_rows(batch->max_entry, batch->max_draft) / (n > 0 ? n : 1);
+
+    return most < batch->max_draft ? most : batch->max_draft;
+}
+
 static int32_t pick_decodes(struct ds4_batch *batch, int64_t step_no, struct ds4_pick *pick)
 {
     struct ds4_batch_group *next = NULL;
-    int32_t n = 0;
+    int32_t n = 0, n_draft;
 
     for (int32_t g = 0; g < batch->n_group; g++) {
         struct ds4_batch_group *group = &batch->group[g];
@@ -185,9 +193,10 @@ static int32_t pick_decodes(struct ds4_batch *batch, int64_t step_no, struct ds4
     }
     if (next == NULL)
         return 0;
+    n_draft = drafts_each(batch, (int32_t)next->member.len);
     for (size_t i = 0; i < next->member.len && n < batch->max_entry; i++)
         if (ds4_seq_can_decode(next->member.ptr[i]))
-            ds4_seq_next_decode(next->member.ptr[i], &pick[n++]);
+            ds4_seq_next_decode(next->member.ptr[i], n_draft, &pick[n++]);
     next->last_step = step_no;
     return n;
 }
@@ -205,8 +214,10 @@ static void rotate(struct ds4_batch *batch)
 
 static int32_t pick_prefills(struct ds4_batch *batch, int32_t n, struct ds4_pick *pick)
 {
-    int32_t room = batch->max_step_tok - n;
+    int32_t room = batch->max_step_tok;
 
+    for (int32_t i = 0; i < n; i++)
+        room -= pick[i].n_tok;
     if (batch->prefill.len > 1 && batch->turn >= batch->n_stage)
         rotate(batch);
     if (room > (n > 0 ? batch->mixed_tok : batch->chunk_tok))

@@ -7,7 +7,10 @@
  *
  * Prompts are computed first come, first served, in consecutive chunks; after `n_stage` chunks in a
  * row a prompt goes to the end of the line, so that a long one delays the others by a bounded number of
- * steps.  Short prompts share a step.  Decisions depend on nothing but the calls: no clock, no chance. */
+ * steps.  Short prompts share a step.
+ *
+ * With drafts a decode entry may take 1 + max_draft rows; members of a group share the rows a step has for
+ * them (ds4_draft_rows) evenly, and what entries may take is charged to the step, though they may take less.  Decisions depend on nothing but the calls: no clock, no chance. */
 #ifndef DS4_ROUTER_SCHED_BATCH_H
 #define DS4_ROUTER_SCHED_BATCH_H
 
@@ -33,6 +36,7 @@ struct ds4_batch {
     int32_t max_step_tok; /* rows per step */
     int32_t chunk_tok;    /* prompt rows per step */
     int32_t mixed_tok;    /* and of a step that has decodes: at most chunk_tok */
+    int32_t max_draft;    /* drafts of a decode entry; 0 until the caller sets it */
     int32_t n_decode;
     int32_t n_group;
     struct ds4_batch_group group[DS4_MAX_GROUPS];

@@ -7,7 +7,10 @@
 #include "router/parse/stream.h"
 #include "router/sched/engine.h"
 
+#include <stdio.h>
 #include <string.h>
+
+#define DS4_SPEC_METHOD "ngram" /* the only drafter there is */
 
 static double seconds(int64_t from_ns, int64_t to_ns)
 {
@@ -71,10 +74,16 @@ void ds4_count_admitted(struct ds4_metrics *m, const struct ds4_request *req,
     ds4_metric_observe(m, DS4_M_VLLM_PARAMS_N, req->n_choice, NULL);
 }
 
-void ds4_count_step(struct ds4_metrics *m, int32_t n_entry, int32_t n_decode, int32_t n_row,
+void ds4_count_step(struct ds4_metrics *m, int32_t n_entry, int32_t n_prompt_row, int32_t n_row,
                     int64_t took_ns)
 {
-    const char *kind = n_decode == 0 ? "prefill" : n_decode == n_row ? "decode" : "mixed";
+    int32_t n_decode = n_row - n_prompt_row; /* rows */
+    const char *kind = "mixed";
+
+    if (n_decode == 0)
+        kind = "prefill";
+    else if (n_prompt_row == 0)
+        kind = n_decode == n_entry ? "decode" : "verify";
 
     ds4_metric_add(m, DS4_M_STEPS, 1, kind);
     if (n_decode > 0)
@@ -95,6 +104,37 @@ void ds4_count_broken(struct ds4_metrics *m, const char *id)
     for (size_t i = 0; i < sizeof(of_grants) / sizeof(of_grants[0]); i++)
         if (strcmp(id, of_grants[i]) == 0)
             ds4_metric_add(m, DS4_M_ADMIT_AFTER_REJECT, 1, id);
+}
+
+void ds4_count_drafts(struct ds4_metrics *m, int32_t n_stage, const struct ds4_token_entry *entry)
+{
+    int32_t n_accepted = ds4_accepted_drafts(entry), n_run = n_accepted + entry->n_undone;
+    char label[16];
+
+    if (entry->n_bad_draft > 0)
+        ds4_metric_add(m, DS4_M_SPEC_BAD_DRAFTS, entry->n_bad_draft, "out_of_vocab");
+    if ((entry->flags & DS4_TOKEN_QUENCHED) != 0)
+        ds4_metric_add(m, DS4_M_SPEC_DISABLED, 1, "quench");
+    if (n_run == 0)
+        return;
+    ds4_metric_add(m, DS4_M_SPEC_DRAFTS, 1, DS4_SPEC_METHOD);
+    ds4_metric_add(m, DS4_M_SPEC_DRAFT_TOKENS, n_run, DS4_SPEC_METHOD);
+    ds4_metric_add(m, DS4_M_SPEC_ACCEPTED_TOKENS, n_accepted, DS4_SPEC_METHOD);
+    for (int32_t i = 0; i < n_accepted; i++) {
+        (void)snprintf(label, sizeof(label), "%d", (int)i);
+        ds4_metric_add(m, DS4_M_SPEC_ACCEPTED_PER_POS, 1, DS4_SPEC_METHOD, label);
+    }
+    ds4_metric_observe(m, DS4_M_SPEC_ACCEPT_LENGTH, 1 + n_accepted, DS4_SPEC_METHOD);
+    if (entry->n_nan_draft > 0) {
+        (void)snprintf(label, sizeof(label), "%d", (int)n_stage - 1);
+        ds4_metric_add(m, DS4_M_SPEC_BAD_DRAFTS, entry->n_nan_draft, "nan_row");
+        ds4_metric_add(m, DS4_M_NONFINITE_ROWS, entry->n_nan_draft, label, "draft");
+    }
+}
+
+void ds4_count_no_room(struct ds4_metrics *m)
+{
+    ds4_metric_add(m, DS4_M_SPEC_DISABLED, 1, "context");
 }
 
 void ds4_count_preempted(struct ds4_metrics *m, const char *reason)

@@ -26,17 +26,15 @@ struct ds4_suspect {
 };
 
 struct ds4_posted_entry {
-    struct ds4_seq *seq; /* alive as long as the entry is out: seq->n_flight > 0 */
-    int32_t base_pos;
-    int32_t n_tok;
-    bool sample;
-    bool stale; /* a splice has overtaken it: its token belongs to nobody */
+    struct ds4_pick pick; /* its sequence is alive as long as the entry is out: n_flight > 0 */
+    bool stale;           /* a splice has overtaken it: its tokens belong to nobody */
 };
 
 struct ds4_posted_step {
     int64_t step_no;
     int64_t posted_ns;
-    int32_t n_decode;
+    int32_t n_decode; /* entries that decode, with drafts or without */
+    int32_t n_prompt_row;
     int32_t n_row;
     int32_t n_entry;
     struct ds4_posted_entry *entry; /* [max_entry], owned */
@@ -205,8 +203,13 @@ void ds4_count_refused(struct ds4_metrics *m, enum ds4_api api, enum ds4_reason 
 void ds4_count_started(struct ds4_metrics *m, const struct ds4_request *req);
 void ds4_count_admitted(struct ds4_metrics *m, const struct ds4_request *req,
                         const struct ds4_prefix_hit *hit);
-void ds4_count_step(struct ds4_metrics *m, int32_t n_entry, int32_t n_decode, int32_t n_row,
+/* Of n_row rows that were run, n_prompt_row are prompts'. */
+void ds4_count_step(struct ds4_metrics *m, int32_t n_entry, int32_t n_prompt_row, int32_t n_row,
                     int64_t took_ns);
+/* What became of the drafts of an entry; the last of n_stage stages made and ran them. */
+void ds4_count_drafts(struct ds4_metrics *m, int32_t n_stage, const struct ds4_token_entry *entry);
+/* A sequence stands so near its end that there is no room for drafts. */
+void ds4_count_no_room(struct ds4_metrics *m);
 void ds4_count_trip(struct ds4_metrics *m, const struct ds4_request *req,
                     const struct ds4_accept *accept);
 void ds4_count_burst(struct ds4_metrics *m, int32_t n_token, int64_t gap_ns);

@@ -80,8 +80,7 @@ static bool cover(struct ds4_sched *s, int32_t i, int32_t n, int32_t n_sure, int
         if (pick->seq == NULL)
             return false;
         /* Anything but a lack of blocks is a bug, which fill_entry meets again and reports. */
-        if (ds4_budget_fill(s->budget, pick->seq->lease, pick->base_pos + pick->n_tok, &first,
-                            &n_new, &err) == 0 ||
+        if (ds4_budget_fill(s->budget, pick->seq->lease, pick->reach, &first, &n_new, &err) == 0 ||
             err.code != DS4_E_BUSY)
             return true;
         victim = ds4_prefix_victim(&s->prefix);

@@ -125,11 +125,11 @@ static struct ds4_seq *running(const struct ds4_sched *s, const struct ds4_save 
 /* One past the highest position written once the first n_pick picks, not booked yet, have run. */
 static int32_t hi_after(const struct ds4_sched *s, const struct ds4_seq *seq, int32_t n_pick)
 {
-    int32_t hi = seq->n_posted > seq->hi ? seq->n_posted : seq->hi;
+    int32_t hi = ds4_seq_reach(seq);
 
     for (int32_t i = 0; i < n_pick; i++)
-        if (s->pick[i].seq == seq && s->pick[i].base_pos + s->pick[i].n_tok > hi)
-            hi = s->pick[i].base_pos + s->pick[i].n_tok;
+        if (s->pick[i].seq == seq && s->pick[i].reach > hi)
+            hi = s->pick[i].reach;
     return hi;
 }
 
@@ -151,8 +151,8 @@ static bool passes(const struct ds4_sched *s, const struct ds4_seq *seq, int32_t
                    int32_t pos)
 {
     for (int32_t i = 0; i < n_pick && pos % DS4_ANCHOR_TOK == 0; i++)
-        if (s->pick[i].seq == seq && s->pick[i].base_pos < pos &&
-            pos < s->pick[i].base_pos + s->pick[i].n_tok)
+        if (s->pick[i].seq == seq && s->pick[i].kind == DS4_ENTRY_PREFILL &&
+            s->pick[i].base_pos < pos && pos < s->pick[i].base_pos + s->pick[i].n_tok)
             return true;
     return false;
 }
@@ -235,7 +235,7 @@ void ds4_engine_index(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns)
     /* Of the answer: rows that are there for certain, and still in the rings. */
     anchor = newest_anchor(s, seq->n_prompt, seq->n_acked);
     if (anchor > seq->n_anchor && seq->state != DS4_SEQ_DRAINING &&
-        (seq->n_posted > seq->hi ? seq->n_posted : seq->hi) - anchor <= s->config.hot_window_tok)
+        ds4_seq_reach(seq) - anchor <= s->config.hot_window_tok)
         (void)want(s, seq, anchor, ds4_point_class_at(anchor));
     seq->n_anchor = anchor > seq->n_anchor ? anchor : seq->n_anchor;
 }

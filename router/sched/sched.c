@@ -72,13 +72,16 @@ void ds4_sched_set_limits(struct ds4_sched *s, int32_t default_max_new, int32_t 
 
 void ds4_sched_shape(const struct ds4_sched *s, struct ds4_form *form)
 {
-    int32_t rows = s->config.chunk_tok;
+    int32_t rows = s->config.chunk_tok, decodes;
 
     form->max_seqs =
         s->config.max_seqs < DS4_MAX_STEP_ENTRIES ? s->config.max_seqs : DS4_MAX_STEP_ENTRIES;
-    if (rows > DS4_MAX_STEP_TOK - form->max_seqs)
-        rows = DS4_MAX_STEP_TOK - form->max_seqs;
-    form->max_step_tok = rows + form->max_seqs;
+    if (form->max_draft > s->config.max_draft)
+        form->max_draft = s->config.max_draft;
+    decodes = ds4_head_rows(form->max_seqs, form->max_draft);
+    if (rows > DS4_MAX_STEP_TOK - decodes)
+        rows = DS4_MAX_STEP_TOK - decodes;
+    form->max_step_tok = rows + decodes;
 }
 
 /* ---- one generation ------------------------------------------------------------------------------ */
@@ -158,12 +161,12 @@ int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form,
         .cap_tok = form->context_tok < DS4_CANARY_TOK ? form->context_tok : DS4_CANARY_TOK};
     /* One step runs while the next waits at stage 0, so a single stage needs two. */
     int32_t inflight = or_default(s->config.inflight, form->n_stage > 2 ? form->n_stage : 2);
-    int32_t first, n;
+    int32_t decodes = ds4_head_rows(form->max_seqs, form->max_draft), first, n;
 
     if (s->started)
         return ds4_fail(err, DS4_E_BUG, "generation %u is still running", s->form.generation);
     if (form->n_slots < 2 || form->max_seqs < 1 || form->max_seqs > DS4_MAX_STEP_ENTRIES ||
-        form->max_step_tok <= form->max_seqs || form->context_tok < 2)
+        form->max_step_tok <= decodes || form->context_tok < 2)
         return ds4_fail(
             err, DS4_E_INVALID,
             "%d slots, %d sequences and %d rows per step, %d context tokens cannot work",
@@ -186,9 +189,9 @@ int ds4_sched_start(struct ds4_sched *s, const struct ds4_form *form,
     }
     s->prefix.replay_tok = host != NULL ? host->replay_tok : 0;
     ds4_batch_init(&s->batch, form->n_stage, form->max_seqs, form->max_step_tok,
-                   form->max_step_tok - form->max_seqs < s->config.chunk_tok
-                       ? form->max_step_tok - form->max_seqs
-                       : s->config.chunk_tok);
+                   form->max_step_tok - decodes < s->config.chunk_tok ? form->max_step_tok - decodes
+                                                                      : s->config.chunk_tok);
+    s->batch.max_draft = form->max_draft;
     if (alloc_step(s) != 0) {
         drop_generation(s);
         return ds4_fail(err, DS4_E_NOMEM, "no memory for generation %u", form->generation);

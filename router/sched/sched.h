@@ -38,12 +38,13 @@ struct ds4_sched_config {
     int32_t inflight;        /* steps posted at once [stages, at least 2] */
     int32_t overcommit;      /* cache blocks promised beyond those there are, in percent [0] */
     int32_t hot_window_tok;  /* a sequence can be cut back so far in place [120] */
-    int32_t vocab;           /* ids are 0 .. vocab - 1; required */
-    int32_t step_ms;         /* a decode step may take so long [30000] */
-    int32_t prefill_ms;      /* a step with prompt tokens [120000] */
-    int32_t probe_ms;        /* idle so long: run a probe step [10000] */
-    bool replay;             /* running requests survive a lost generation */
-    int32_t n_boundary_id;   /* a message begins with one of these ids: */
+    int32_t max_draft;     /* drafts per sequence and step, where the stages make some; 0 = none */
+    int32_t vocab;         /* ids are 0 .. vocab - 1; required */
+    int32_t step_ms;       /* a decode step may take so long [30000] */
+    int32_t prefill_ms;    /* a step with prompt tokens [120000] */
+    int32_t probe_ms;      /* idle so long: run a probe step [10000] */
+    bool replay;           /* running requests survive a lost generation */
+    int32_t n_boundary_id; /* a message begins with one of these ids: */
     int32_t boundary_id[DS4_MAX_BOUNDARY_IDS];
     struct ds4_metrics *metrics; /* borrowed; NULL = none */
 
@@ -76,7 +77,8 @@ void ds4_sched_free(struct ds4_sched *sched);
 void ds4_sched_set_limits(struct ds4_sched *sched, int32_t default_max_new, int32_t queue_max,
                           int32_t queue_ms);
 
-/* What FORM says for the coming generation: max_seqs and max_step_tok from the settings. */
+/* What FORM says for the coming generation: max_seqs, max_draft (at most what it says already) and max_step_tok
+ * from the settings. */
 void ds4_sched_shape(const struct ds4_sched *sched, struct ds4_form *form);
 
 /* A generation is formed: empty caches, full ledger, steps numbered from 0.  `host` is what the stages can

@@ -7,6 +7,10 @@
  * The next entry starts at n_posted.  A decode entry may run the newest known token or, from the ring,
  * the one that the sequence's newest posted step is about to sample: n_posted <= len.  Never further.
  *
+ * With drafts nobody here knows how far a posted entry will get: a VERIFY entry moves the sequence by one token
+ * at least and by n_tok at most.  n_posted is the least, n_ahead what may come on top; both are put right when
+ * the entry is acknowledged.  Where an entry starts is said by the record of the one before.
+ *
  *   PREFILL -> DECODE -> DRAINING -> (kept for its prefix | closed)
  *      +--------------------^
  *
@@ -39,8 +43,10 @@ struct ds4_seq {
     int32_t
         fill_end; /* known tokens below are computed as prompt rows: n_prompt, or a splice's end */
     int32_t cut;  /* of the newest splice: tokens before it are still the posted ones */
-    int32_t max_pos; /* a token sampled for max_pos - 1 is the last */
+    int32_t max_pos;   /* a token sampled for max_pos - 1 is the last */
+    int32_t max_draft; /* drafts per decode entry; 0: none */
     int32_t n_posted;
+    int32_t n_ahead; /* drafts of posted entries, not acknowledged */
     int32_t n_acked;
     int32_t hi;          /* as in struct ds4_hot */
     int32_t install_pos; /* rows below are others' and exist; n_posted may begin below (a replay) */
@@ -71,8 +77,9 @@ struct ds4_seq {
 struct ds4_pick {
     struct ds4_seq *seq;
     enum ds4_entry_kind kind;
-    int32_t base_pos;
-    int32_t n_tok;
+    int32_t base_pos; /* from the ring: at least */
+    int32_t n_tok;    /* of VERIFY: at most */
+    int32_t reach;    /* no row is written from this position on */
     bool sample;
     int64_t from_step; /* -1: the token is known */
 };
@@ -94,19 +101,20 @@ bool ds4_seq_can_decode(const struct ds4_seq *seq);
  * room for it. */
 #define DS4_CHUNK_ALIGN_TOK 128
 bool ds4_seq_next_chunk(struct ds4_seq *seq, int32_t max_tok, struct ds4_pick *pick);
-/* The next decode entry; only if ds4_seq_can_decode. */
-void ds4_seq_next_decode(struct ds4_seq *seq, struct ds4_pick *pick);
+/* The next decode entry, with at most n_draft drafts; only if ds4_seq_can_decode. */
+void ds4_seq_next_decode(struct ds4_seq *seq, int32_t n_draft, struct ds4_pick *pick);
+/* One past the highest position that is written, or may be by what is posted. */
+int32_t ds4_seq_reach(const struct ds4_seq *seq);
 
 /* Books a pick as posted in step step_no. */
 void ds4_seq_posted(struct ds4_seq *seq, const struct ds4_pick *pick, int64_t step_no);
 
-/* Books the acknowledgement of an entry that was posted as base_pos, n_tok.  Checks position, epoch,
- * flags and token ids against what was posted; DS4_E_PROTOCOL names what is off.  Appends the sampled
- * tokens; n_flight is the caller's. */
-int ds4_seq_acked(struct ds4_seq *seq, int32_t base_pos, int32_t n_tok, bool sample, int32_t vocab,
+/* Books the acknowledgement of an entry.  Checks position, epoch, flags and token ids against what was
+ * posted; DS4_E_PROTOCOL names what is off.  Appends the sampled tokens; n_flight is the caller's. */
+int ds4_seq_acked(struct ds4_seq *seq, const struct ds4_pick *posted, int32_t vocab,
                   const struct ds4_token_entry *entry, struct ds4_err *err) DS4_MUST_CHECK;
-/* The same for an entry that a splice has overtaken: its rows count, its token does not. */
-int ds4_seq_acked_stale(struct ds4_seq *seq, int32_t base_pos, int32_t n_tok,
+/* The same for an entry that a splice has overtaken: its rows count, its tokens do not. */
+int ds4_seq_acked_stale(struct ds4_seq *seq, const struct ds4_pick *posted,
                         const struct ds4_token_entry *entry, struct ds4_err *err) DS4_MUST_CHECK;
 
 /* May the newest known tokens from `keep` on be taken back in place: the rows around `keep` are still

@@ -38,6 +38,7 @@ static void fill_open(const struct ds4_seq *seq, struct ds4_seq_open *open)
         .epoch = seq->lease->epoch,
         .n_prompt = seq->n_prompt,
         .max_pos = seq->max_pos,
+        .max_draft = seq->max_draft,
         .sampling = {.top_p = 1,
                      .repetition_penalty = 1,
                      .n_logprobs = -1,
@@ -153,7 +154,7 @@ static void add_saves(struct ds4_sched *s, struct ds4_step *step)
 static const char *broken_invariant(const struct ds4_sched *s, const struct ds4_pick *pick)
 {
     const struct ds4_seq *seq = pick->seq;
-    int32_t base = pick->base_pos, end = base + pick->n_tok;
+    int32_t base = pick->base_pos, end = pick->reach;
 
     if (!ds4_budget_holds(s->budget, seq->lease->slot, seq->lease->epoch))
         return "I2";
@@ -165,14 +166,14 @@ static const char *broken_invariant(const struct ds4_sched *s, const struct ds4_
     if (base > 0 && seq->hi > base &&
         (base < seq->install_pos || seq->hi - base > s->config.hot_window_tok))
         return "I8";
-    return pick->from_step < 0 && (size_t)end > seq->token.len ? "I13" : NULL;
+    return pick->from_step < 0 && (size_t)(base + pick->n_tok) > seq->token.len ? "I13" : NULL;
 }
 
 static int fill_entry(struct ds4_sched *s, const struct ds4_pick *pick, struct ds4_step *step,
                       struct ds4_step_entry *entry, struct ds4_err *err)
 {
     struct ds4_seq *seq = pick->seq;
-    int32_t end = pick->base_pos + pick->n_tok;
+    int32_t end = pick->reach;
     const char *broken = broken_invariant(s, pick);
     int32_t first, n;
 
@@ -268,19 +269,19 @@ static int build_and_send(struct ds4_sched *s, int32_t n_pick, struct ds4_posted
     ds4_restore_add_drops(s, &step);
     add_parks(s, &step);
     posted->n_decode = 0;
+    posted->n_prompt_row = 0;
     for (int32_t i = 0; i < n_pick; i++) {
         const struct ds4_pick *pick = &s->pick[i];
 
         if (fill_entry(s, pick, &step, &s->entry[i], err) != 0)
             return -1;
         step.n_entry++;
-        posted->entry[i] = (struct ds4_posted_entry){
-            .seq = pick->seq,
-            .base_pos = pick->base_pos,
-            .n_tok = pick->n_tok,
-            .sample = pick->sample,
-        };
-        posted->n_decode += pick->kind == DS4_ENTRY_DECODE;
+        posted->entry[i] = (struct ds4_posted_entry){.pick = *pick};
+        posted->n_decode += pick->kind != DS4_ENTRY_PREFILL;
+        posted->n_prompt_row += pick->kind == DS4_ENTRY_PREFILL ? pick->n_tok : 0;
+        if (pick->kind == DS4_ENTRY_DECODE && pick->seq->max_draft > 0 &&
+            pick->base_pos + 2 >= pick->seq->max_pos)
+            ds4_count_no_room(s->config.metrics);
     }
     posted->n_entry = step.n_entry;
     posted->n_row = step.n_tok;
@@ -318,7 +319,7 @@ static void learn_cost(struct ds4_sched *s, const struct ds4_posted_step *step, 
 {
     int64_t since = step->posted_ns > s->last_ack_ns ? step->posted_ns : s->last_ack_ns;
     double took = (double)(now_ns - since);
-    int32_t prompt_rows = step->n_row - step->n_decode;
+    int32_t prompt_rows = step->n_prompt_row;
 
     if (prompt_rows == 0)
         s->decode_ns = s->decode_ns == 0 ? took : 0.9 * s->decode_ns + 0.1 * took;
@@ -398,8 +399,7 @@ int ds4_sched_check_step(const struct ds4_sched *s, int64_t now_ns, struct ds4_e
     /* The stages turn to a step when the one before is done. */
     since = oldest->posted_ns > s->last_ack_ns ? oldest->posted_ns : s->last_ack_ns;
     for (int32_t i = 0; i < s->n_posted; i++)
-        if (s->posted[(s->first_posted + i) % s->max_inflight].n_row >
-            s->posted[(s->first_posted + i) % s->max_inflight].n_decode)
+        if (s->posted[(s->first_posted + i) % s->max_inflight].n_prompt_row > 0)
             limit_ms = s->config.prefill_ms;
     if (now_ns - since < limit_ms * DS4_NS_PER_MS)
         return 0;
@@ -443,7 +443,7 @@ bool ds4_engine_splice(struct ds4_sched *s, struct ds4_seq *seq, int32_t n_drop,
         struct ds4_posted_step *step = &s->posted[(s->first_posted + i) % s->max_inflight];
 
         for (int32_t e = 0; e < step->n_entry; e++)
-            if (step->entry[e].seq == seq)
+            if (step->entry[e].pick.seq == seq)
                 step->entry[e].stale = true;
     }
     return true;
@@ -501,18 +501,31 @@ static void deliver(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_t
         splice(s, seq, entry, &accept, now_ns);
     else if (accept.verdict == DS4_VERDICT_FAIL)
         ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, err);
-    else if ((entry->flags & DS4_TOKEN_ENDED) != 0) {
+    else if ((entry->flags & DS4_TOKEN_ENDED) != 0 && (entry->flags & DS4_TOKEN_NONFINITE) == 0) {
         /* The stages will run nothing more of it, though nothing here says that it is over. */
         ds4_fail(err, DS4_E_PROTOCOL, "the last stage ended the sequence without a reason");
         ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, err);
     }
 }
 
+/* A row of logits was no row of numbers.  Tokens of the rows before it are the client's all the same. */
+static void end_nonfinite(struct ds4_sched *s, struct ds4_seq *seq,
+                          const struct ds4_token_entry *entry, int64_t now_ns, struct ds4_err *err)
+{
+    ds4_metric_add(s->config.metrics, DS4_M_TRIPWIRES, 1, "nan_logits");
+    if (entry->n_token > 0)
+        deliver(s, seq, entry, now_ns, err);
+    if (seq->req == NULL || seq->state != DS4_SEQ_DECODE)
+        return; /* they ended the answer, or took back what the row was about */
+    ds4_fail(err, DS4_E_CORRUPT, "the model produced numbers that are not finite");
+    ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, err);
+}
+
 /* *err is somewhere to put the words of an end: clearing one per token would cost as much as the rest. */
 static void acked_entry(struct ds4_sched *s, const struct ds4_posted_entry *posted,
                         const struct ds4_token_entry *entry, int64_t now_ns, struct ds4_err *err)
 {
-    struct ds4_seq *seq = posted->seq;
+    struct ds4_seq *seq = posted->pick.seq;
 
     if (seq->req == NULL) {
         if (seq->n_flight == 0)
@@ -521,10 +534,12 @@ static void acked_entry(struct ds4_sched *s, const struct ds4_posted_entry *post
     }
     if (posted->stale)
         return;
+    if (posted->pick.kind == DS4_ENTRY_VERIFY) {
+        seq->req->usage.draft_tok += ds4_accepted_drafts(entry) + entry->n_undone;
+        seq->req->usage.accepted_tok += ds4_accepted_drafts(entry);
+    }
     if ((entry->flags & DS4_TOKEN_NONFINITE) != 0) {
-        ds4_metric_add(s->config.metrics, DS4_M_TRIPWIRES, 1, "nan_logits");
-        ds4_fail(err, DS4_E_CORRUPT, "the model produced numbers that are not finite");
-        ds4_engine_end(s, seq, DS4_END_ERROR, DS4_REASON_INTERNAL, -1, now_ns, err);
+        end_nonfinite(s, seq, entry, now_ns, err);
     } else if ((entry->flags & DS4_TOKEN_SKIPPED) != 0) {
         /* Only what has ended is skipped; waiting for more would be waiting for ever. */
         ds4_fail(err, DS4_E_PROTOCOL, "the stages skipped a running sequence");
@@ -552,8 +567,23 @@ static int agree(struct ds4_sched *s, const struct ds4_tokens_out *out, struct d
     uint32_t digest = 0;
 
     for (int32_t i = 0; i < out->n_entry; i++)
-        digest = ds4_pos_digest(digest, out->entry[i].seq, out->entry[i].epoch, out->entry[i].pos);
+        digest = ds4_pos_digest(digest, out->entry[i].seq, out->entry[i].epoch,
+                                out->entry[i].pos + out->entry[i].n_undone);
     return ds4_agree_add(&s->agree, s->form.n_stage - 1, out->step_no, digest, err);
+}
+
+/* Rows that the stages ran: fewer than were posted where there were fewer drafts. */
+static int32_t rows_run(const struct ds4_posted_step *posted, const struct ds4_tokens_out *out)
+{
+    int32_t n = posted->n_row;
+
+    for (int32_t i = 0; i < out->n_entry; i++) {
+        const struct ds4_token_entry *entry = &out->entry[i];
+
+        if (posted->entry[i].pick.kind == DS4_ENTRY_VERIFY)
+            n -= posted->entry[i].pick.n_tok - 1 - ds4_accepted_drafts(entry) - entry->n_undone;
+    }
+    return n;
 }
 
 int ds4_sched_tokens(struct ds4_sched *s, const struct ds4_tokens_out *out, int64_t now_ns,
@@ -576,19 +606,19 @@ int ds4_sched_tokens(struct ds4_sched *s, const struct ds4_tokens_out *out, int6
     for (int32_t i = 0; i < out->n_entry; i++) {
         const struct ds4_posted_entry *p = &posted->entry[i];
 
-        if (p->stale ? ds4_seq_acked_stale(p->seq, p->base_pos, p->n_tok, &out->entry[i], err) != 0
-                     : ds4_seq_acked(p->seq, p->base_pos, p->n_tok, p->sample, s->config.vocab,
-                                     &out->entry[i], err) != 0)
+        if (p->stale
+                ? ds4_seq_acked_stale(p->pick.seq, &p->pick, &out->entry[i], err) != 0
+                : ds4_seq_acked(p->pick.seq, &p->pick, s->config.vocab, &out->entry[i], err) != 0)
             return -1;
         good |= (out->entry[i].flags & DS4_TOKEN_NONFINITE) == 0;
     }
     if (agree(s, out, err) != 0)
         return -1;
-    ds4_count_step(s->config.metrics, posted->n_entry, posted->n_decode, posted->n_row,
+    ds4_count_step(s->config.metrics, posted->n_entry, posted->n_prompt_row, rows_run(posted, out),
                    now_ns - posted->posted_ns);
     learn_cost(s, posted, now_ns);
     s->first_posted = (s->first_posted + 1) % s->max_inflight;
-    s->prefilled_tok += (uint64_t)(posted->n_row - posted->n_decode);
+    s->prefilled_tok += (uint64_t)posted->n_prompt_row;
     s->n_posted--;
     s->at_work_ns += now_ns - s->work_began_ns;
     s->work_began_ns = s->n_posted > 0 ? now_ns : 0;
@@ -597,11 +627,13 @@ int ds4_sched_tokens(struct ds4_sched *s, const struct ds4_tokens_out *out, int6
         s->last_token_ns = now_ns;
     ds4_points_acked(&s->points, posted->step_no);
     for (int32_t i = 0; i < out->n_entry; i++) {
-        posted->entry[i].seq->n_flight--;
-        ds4_restore_acked(s, posted->entry[i].seq,
-                          (out->entry[i].flags & DS4_TOKEN_NONFINITE) == 0);
+        struct ds4_seq *seq = posted->entry[i].pick.seq;
+
+        ds4_count_drafts(s->config.metrics, s->form.n_stage, &out->entry[i]);
+        seq->n_flight--;
+        ds4_restore_acked(s, seq, (out->entry[i].flags & DS4_TOKEN_NONFINITE) == 0);
         if (!posted->entry[i].stale)
-            ds4_engine_index(s, posted->entry[i].seq, now_ns);
+            ds4_engine_index(s, seq, now_ns);
         acked_entry(s, &posted->entry[i], &out->entry[i], now_ns, &why);
     }
     return 0;

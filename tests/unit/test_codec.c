@@ -78,6 +78,7 @@ static void pick_step(struct ds4_wire_fixture *f, struct ds4_step *step)
             .n_prompt = ds4_wire_pick(f, 1, DS4_MAX_POS),
             .max_pos = ds4_wire_pick(f, 1, DS4_MAX_POS),
             .ignore_stop = ds4_wire_next(f) & 1,
+            .max_draft = ds4_wire_pick(f, 0, DS4_MAX_DRAFT),
             .n_stop = ds4_wire_pick(f, 0, DS4_MAX_STOP_IDS),
         };
         for (int32_t s = 0; s < open->n_stop; s++)
@@ -103,10 +104,14 @@ static void pick_step(struct ds4_wire_fixture *f, struct ds4_step *step)
             entry->n_tok = ds4_wire_pick(f, 1, 300);
         else if (entry->kind == DS4_ENTRY_VERIFY)
             entry->n_tok = ds4_wire_pick(f, 1, 1 + DS4_MAX_DRAFT);
-        else if (ds4_wire_next(f) & 1)
+        if (entry->kind == DS4_ENTRY_VERIFY ||
+            (entry->kind == DS4_ENTRY_DECODE && (ds4_wire_next(f) & 1)))
             entry->from_step = step->step_no - ds4_wire_pick(f, 1, 2);
-        if (entry->from_step < 0)
+        if (entry->from_step < 0) { /* there is no such step: an entry that brings its token */
             entry->from_step = -1;
+            entry->kind = entry->kind == DS4_ENTRY_VERIFY ? DS4_ENTRY_PREFILL : entry->kind;
+        }
+        entry->sample |= entry->kind == DS4_ENTRY_VERIFY;
         entry->base_pos = ds4_wire_pick(f, 0, 100000);
         entry->cap_tok = entry->base_pos + entry->n_tok + ds4_wire_pick(f, 0, 300);
         entry->block = ds4_wire_pick_ids(f, entry->n_block, 1 << 20);
@@ -159,7 +164,8 @@ static void assert_step_equal(const struct ds4_step *a, const struct ds4_step *b
 
         assert_true(x->seq == y->seq && x->slot == y->slot && x->epoch == y->epoch &&
                     x->n_prompt == y->n_prompt && x->max_pos == y->max_pos &&
-                    x->ignore_stop == y->ignore_stop && x->n_stop == y->n_stop);
+                    x->ignore_stop == y->ignore_stop && x->max_draft == y->max_draft &&
+                    x->n_stop == y->n_stop);
         assert_ids_equal(x->stop_id, y->stop_id, x->n_stop);
         assert_sampling_equal(&x->sampling, &y->sampling);
     }
@@ -362,7 +368,9 @@ static void each_step_field_out_of_range_is_named(void **state)
     REFUSED(entry[1].slot, -1, "entry slot");
     REFUSED(entry[1].slot, DS4_MAX_SLOTS, "entry slot");
     REFUSED(entry[1].kind, (enum ds4_entry_kind)3, "kind");
-    REFUSED(entry[1].kind, DS4_ENTRY_VERIFY, "one-token decode");
+    REFUSED(entry[1].kind, DS4_ENTRY_PREFILL, "prefill entry");
+    REFUSED(entry[0].kind, DS4_ENTRY_VERIFY, "verify entry");
+    REFUSED(open[0].max_draft, DS4_MAX_DRAFT + 1, "max_draft");
     REFUSED(entry[0].kind, DS4_ENTRY_DECODE, "n_tok");
     REFUSED(entry[0].n_tok, 0, "n_tok");
     REFUSED(entry[0].n_tok, 2, "first_tok");
@@ -531,11 +539,15 @@ static void pick_tokens(struct ds4_wire_fixture *f, struct ds4_tokens_out *token
         entry->pos = ds4_wire_pick(f, 0, DS4_MAX_POS);
         entry->n_token = ds4_wire_pick(f, 0, 1 + DS4_MAX_DRAFT);
         entry->flags =
-            (uint32_t)ds4_wire_pick(f, 0, 7) * 2 | (entry->n_token > 0 ? DS4_TOKEN_SAMPLED : 0);
-        entry->n_logprob = ds4_wire_pick(f, 0, 1 + DS4_MAX_TOP_LOGPROBS);
+            (uint32_t)ds4_wire_pick(f, 0, 15) * 2 | (entry->n_token > 0 ? DS4_TOKEN_SAMPLED : 0);
+        entry->n_undone = ds4_wire_pick(f, 0, DS4_MAX_DRAFT);
+        entry->n_bad_draft = ds4_wire_pick(f, 0, DS4_MAX_DRAFT);
+        entry->n_nan_draft = ds4_wire_pick(f, 0, entry->n_undone);
+        if (entry->n_token > 0)
+            entry->n_logprob = ds4_wire_pick(f, 0, 1 + DS4_MAX_TOP_LOGPROBS);
         for (int32_t t = 0; t < entry->n_token; t++)
             entry->token[t] = ds4_wire_pick(f, 0, INT32_MAX);
-        for (int32_t t = 0; t < entry->n_logprob; t++)
+        for (int32_t t = 0; t < entry->n_token * entry->n_logprob; t++)
             entry->logprob[t] =
                 (struct ds4_logprob){ds4_wire_pick(f, 0, INT32_MAX), ds4_wire_pick_real(f, -30, 0)};
     }
@@ -570,15 +582,22 @@ static void each_token_field_out_of_range_is_named(void **state)
         const char *word;
     } rows[] = {
         {{.pos = -1}, "pos"},
-        {{.flags = 16}, "flags"},
+        {{.flags = 32}, "flags"},
         {{.flags = DS4_TOKEN_SAMPLED}, "flags"},
         {{.n_token = 1}, "flags"},
         {{.flags = 1, .n_token = 2 + DS4_MAX_DRAFT}, "n_token"},
         {{.flags = 1, .n_token = 1, .token = {-1}}, "token"},
-        {{.n_logprob = 2 + DS4_MAX_TOP_LOGPROBS}, "n_logprob"},
-        {{.n_logprob = 1, .logprob = {{-1, 0}}}, "logprob token"},
-        {{.n_logprob = 1, .logprob = {{5, NAN}}}, "logprob of token 5"},
-        {{.n_logprob = 1, .logprob = {{5, -INFINITY}}}, "logprob of token 5"},
+        {{.n_logprob = 1}, "n_logprob"},
+        {{.n_undone = 1 + DS4_MAX_DRAFT}, "n_undone"},
+        {{.n_undone = -1}, "n_undone"},
+        {{.n_bad_draft = 1 + DS4_MAX_DRAFT}, "n_bad_draft"},
+        {{.n_undone = 1, .n_nan_draft = 2}, "n_nan_draft"},
+        {{.flags = 1, .n_token = 1, .n_logprob = 2 + DS4_MAX_TOP_LOGPROBS}, "n_logprob"},
+        {{.flags = 1, .n_token = 1, .n_logprob = 1, .logprob = {{-1, 0}}}, "logprob token"},
+        {{.flags = 1, .n_token = 2, .n_logprob = 1, .logprob = {{0, 0}, {-1, 0}}}, "logprob token"},
+        {{.flags = 1, .n_token = 1, .n_logprob = 1, .logprob = {{5, NAN}}}, "logprob of token 5"},
+        {{.flags = 1, .n_token = 1, .n_logprob = 1, .logprob = {{5, -INFINITY}}},
+         "logprob of token 5"},
     };
 
     (void)state;

@@ -104,7 +104,8 @@ static void random_small_messages_come_back_equal(void **state)
                                  ds4_wire_pick(f, 1, DS4_MAX_STEP_TOK),
                                  ds4_wire_pick(f, 1, DS4_MAX_POS),
                                  {0},
-                                 ds4_wire_pick(f, 0, INT32_MAX)};
+                                 ds4_wire_pick(f, 0, INT32_MAX),
+                                 ds4_wire_pick(f, 0, DS4_MAX_DRAFT)};
         ds4_wire_pick_id(f, form.pipe_key);
         if (ds4_codec_encode_form(&form, &f->buf, &err) ||
             ds4_codec_decode_form(ds4_wire_payload(f), &f->arena, &form_out, &err))
@@ -250,7 +251,7 @@ static void text_is_refused_when_too_long_or_not_printable(void **state)
 static void each_small_message_field_out_of_range_is_refused(void **state)
 {
     const struct ds4_hello hello = {.n_stage = 2, .n_layer = 4, .last_layer = 4, .pid = 1};
-    const struct ds4_form form = {1, 1, 1, 1, 1, 1, 1, {0}, 0};
+    const struct ds4_form form = {1, 1, 1, 1, 1, 1, 1, {0}, 0, 0};
     const struct ds4_health health = {.step_no = -1};
     const struct ds4_health hot = {.step_no = -1, .card.told = true};
     const struct ds4_fatal_report fatal = {.layer = -1};

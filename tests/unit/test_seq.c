@@ -59,6 +59,25 @@ static void a_small_room_still_moves_a_prompt(void **state)
     ds4_seq_free(seq);
 }
 
+/* An entry as it was posted: a prompt's, or from position 10 on a decode of one token. */
+static struct ds4_pick entry_at(int32_t base, int32_t n, bool sample)
+{
+    return (struct ds4_pick){.kind = base < 10 ? DS4_ENTRY_PREFILL : DS4_ENTRY_DECODE,
+                             .base_pos = base,
+                             .n_tok = n,
+                             .reach = base + n,
+                             .sample = sample,
+                             .from_step = -1};
+}
+
+static int acked(struct ds4_seq *seq, int32_t base, int32_t n, bool sample,
+                 const struct ds4_token_entry *entry, struct ds4_err *err)
+{
+    struct ds4_pick posted = entry_at(base, n, sample);
+
+    return ds4_seq_acked(seq, &posted, VOCAB, entry, err);
+}
+
 static void acknowledge(struct ds4_seq *seq, int32_t base, int32_t n, int32_t token)
 {
     struct ds4_token_entry entry = {
@@ -70,7 +89,7 @@ static void acknowledge(struct ds4_seq *seq, int32_t base, int32_t n, int32_t to
         .token = {token},
     };
 
-    assert_int_equal(ds4_seq_acked(seq, base, n, true, VOCAB, &entry, NULL), 0);
+    assert_int_equal(acked(seq, base, n, true, &entry, NULL), 0);
     seq->n_flight--;
 }
 
@@ -85,7 +104,7 @@ static void a_decode_runs_at_most_one_step_ahead(void **state)
     assert_false(ds4_seq_can_decode(seq)); /* still in prefill */
     seq->state = DS4_SEQ_DECODE;
     assert_true(ds4_seq_can_decode(seq));
-    ds4_seq_next_decode(seq, &pick);
+    ds4_seq_next_decode(seq, 0, &pick);
     assert_int_equal(pick.base_pos, 10);
     assert_int_equal((int)pick.from_step, 40);
     ds4_seq_posted(seq, &pick, 44);
@@ -93,10 +112,10 @@ static void a_decode_runs_at_most_one_step_ahead(void **state)
     assert_true(ds4_seq_wants_decode(seq));
     acknowledge(seq, 0, 10, 55);
     assert_true(ds4_seq_can_decode(seq));
-    ds4_seq_next_decode(seq, &pick);
+    ds4_seq_next_decode(seq, 0, &pick);
     assert_int_equal((int)pick.from_step, 44);
     acknowledge(seq, 10, 1, 56); /* before the next one is posted: the token is known */
-    ds4_seq_next_decode(seq, &pick);
+    ds4_seq_next_decode(seq, 0, &pick);
     assert_int_equal((int)pick.from_step, -1);
     assert_int_equal(pick.base_pos, 11);
     assert_int_equal(seq->token.ptr[11], 56);
@@ -112,7 +131,7 @@ static void nothing_is_posted_for_positions_past_the_limit(void **state)
     assert_true(ds4_seq_next_chunk(seq, 100, &pick));
     ds4_seq_posted(seq, &pick, 0);
     seq->state = DS4_SEQ_DECODE;
-    ds4_seq_next_decode(seq, &pick);
+    ds4_seq_next_decode(seq, 0, &pick);
     ds4_seq_posted(seq, &pick, 1);
     acknowledge(seq, 0, 10, 1);
     acknowledge(seq, 10, 1, 2);
@@ -141,14 +160,13 @@ static void answers_that_contradict_the_posted_entry_are_refused(void **state)
     bad[7].token[0] = -1;
     bad[8].flags = DS4_TOKEN_SAMPLED | DS4_TOKEN_SKIPPED;
     for (int32_t i = 0; i < 9; i++) {
-        assert_int_equal(ds4_seq_acked(seq, 0, 10, true, VOCAB, &bad[i], &err), -1);
+        assert_int_equal(acked(seq, 0, 10, true, &bad[i], &err), -1);
         assert_int_equal(err.code, DS4_E_PROTOCOL);
         assert_int_equal((int)seq->token.len, 10);
         assert_int_equal(seq->n_acked, 0);
     }
-    assert_int_equal(ds4_seq_acked(seq, 0, 10, false, VOCAB, &good, &err),
-                     -1); /* no sample asked */
-    assert_int_equal(ds4_seq_acked(seq, 0, 10, true, VOCAB, &good, &err), 0);
+    assert_int_equal(acked(seq, 0, 10, false, &good, &err), -1); /* no sample asked */
+    assert_int_equal(acked(seq, 0, 10, true, &good, &err), 0);
     assert_int_equal(seq->n_acked, 10);
     assert_int_equal(seq->hi, 10);
     ds4_seq_free(seq);
@@ -162,13 +180,13 @@ static void a_no_op_counts_as_nothing_and_a_bad_row_spoils(void **state)
     (void)state;
     acknowledge(seq, 0, 10, 4);
     entry.flags = DS4_TOKEN_SKIPPED;
-    assert_int_equal(ds4_seq_acked(seq, 10, 1, true, VOCAB, &entry, NULL), 0);
+    assert_int_equal(acked(seq, 10, 1, true, &entry, NULL), 0);
     assert_int_equal(seq->n_acked, 10);
     assert_int_equal(seq->hi, 10);
     assert_false(seq->spoiled);
     entry.flags = DS4_TOKEN_NONFINITE;
     entry.pos = 11;
-    assert_int_equal(ds4_seq_acked(seq, 10, 1, true, VOCAB, &entry, NULL), 0);
+    assert_int_equal(acked(seq, 10, 1, true, &entry, NULL), 0);
     assert_true(seq->spoiled);
     ds4_seq_free(seq);
 }
