@@ -73,6 +73,7 @@ void ds4_rig_open(struct ds4_rig *rig, const struct ds4_rig_shape *shape)
 
     *rig = (struct ds4_rig){.now_ns = 1000 * DS4_NS_PER_SEC};
     config.vocab = DS4_RIG_VOCAB;
+    config.max_draft = shape->max_draft;
     rig->sched = ds4_sched_new(&config, &port, &err);
     must(rig->sched != NULL, err.msg);
     rig->form = (struct ds4_form){
@@ -80,6 +81,7 @@ void ds4_rig_open(struct ds4_rig *rig, const struct ds4_rig_shape *shape)
         .n_blocks = shape->n_blocks,
         .n_slots = shape->n_slots,
         .context_tok = shape->context_tok,
+        .max_draft = shape->max_draft,
     };
     ds4_sched_shape(rig->sched, &rig->form);
     shape_points(rig, shape->n_points);

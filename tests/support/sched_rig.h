@@ -38,6 +38,7 @@ struct ds4_rig_shape {
     int32_t
         n_points; /* anchors the stages have host memory for; a tail weighs as much as up to three */
     int32_t replay_tok;             /* as of struct ds4_kv_host */
+    int32_t max_draft;              /* drafts per sequence and step */
     struct ds4_scripted_disk *disk; /* borrowed; NULL: none */
     struct ds4_sched_config config; /* vocab is filled in */
 };

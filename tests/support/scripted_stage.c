@@ -134,6 +134,10 @@ void ds4_scripted_form(struct ds4_scripted_stage *stage, const struct ds4_form *
         .n_copies = stage->n_copies,
         .n_replays = stage->n_replays,
         .replay_tok = stage->replay_tok,
+        .n_drafted = stage->n_drafted,
+        .n_accepted = stage->n_accepted,
+        .n_quenched = stage->n_quenched,
+        .n_bad = stage->n_bad,
         .err = err,
         .last_close = -1,
         .next = stage->next,
@@ -469,29 +473,86 @@ static bool is_stop(const struct ds4_scripted_slot *slot, int32_t token, int32_t
     return false;
 }
 
-static void sample(struct ds4_scripted_stage *stage, struct ds4_scripted_slot *slot,
+/* The token for position `pos`, which is not above the slot's; false: the row was not finite, or it is the
+ * last one. */
+static bool sample(struct ds4_scripted_stage *stage, struct ds4_scripted_slot *slot, int32_t pos,
                    struct ds4_token_entry *out, int64_t step)
 {
-    int32_t pos = pos_of(slot);
     int32_t token = stage->next != NULL
                         ? stage->next(stage->next_owner, slot)
-                        : pick_token(stage->vocab, slot->hash.ptr[slot->hash.len - 1]);
+                        : pick_token(stage->vocab, slot->hash.ptr[pos - slot->install_pos]);
 
     if (slot->seq == stage->nonfinite_seq || token < 0) {
         stage->nonfinite_seq = 0;
         slot->ended_at = step;
-        out->flags = DS4_TOKEN_NONFINITE | DS4_TOKEN_ENDED;
-        return;
+        out->flags |= DS4_TOKEN_NONFINITE | DS4_TOKEN_ENDED;
+        return false;
     }
     out->flags |= DS4_TOKEN_SAMPLED;
-    out->n_token = 1;
-    out->token[0] = token;
+    out->token[out->n_token++] = token;
     slot->sampled_at = step;
     slot->ended_at = -1; /* the newest record counts: a splice revives a sequence */
     slot->sampled = token;
-    if (is_stop(slot, token, pos)) {
-        slot->ended_at = step;
-        out->flags |= DS4_TOKEN_ENDED;
+    if (!is_stop(slot, token, pos))
+        return true;
+    slot->ended_at = step;
+    out->flags |= DS4_TOKEN_ENDED;
+    return false;
+}
+
+/* Back to `pos`: what lies above was rows of wrong drafts. */
+static void undo(struct ds4_scripted_slot *slot, int32_t pos)
+{
+    while (pos_of(slot) > pos)
+        slot->sum -= slot->hash.ptr[--slot->hash.len];
+    if (slot->token.len > (size_t)pos)
+        slot->token.len = (size_t)pos;
+}
+
+/* Row after row of a VERIFY entry while the draft behind it is right. */
+static void verify(struct ds4_scripted_stage *stage, struct ds4_scripted_slot *slot, int32_t base,
+                   int32_t n_row, const int32_t *run, struct ds4_token_entry *out, int64_t step)
+{
+    int32_t r = 0;
+
+    while (sample(stage, slot, base + r + 1, out, step) && r + 1 < n_row &&
+           run[r + 1] == out->token[r])
+        r++;
+    out->pos = base + r + 1;
+    out->n_undone = n_row - r - 1;
+    stage->n_drafted += (uint64_t)(n_row - 1);
+    stage->n_accepted += (uint64_t)ds4_accepted_drafts(out);
+    undo(slot, out->pos);
+}
+
+/* Drafts to follow what was just sampled: at first what the model will say, then something else. */
+static void propose(struct ds4_scripted_stage *stage, struct ds4_scripted_slot *slot,
+                    struct ds4_token_entry *out)
+{
+    uint64_t h = slot->hash.ptr[slot->hash.len - 1], sum = slot->sum, dice = mix(h, 12345);
+    int32_t n = (int32_t)(dice % (uint64_t)(slot->how.max_draft + 1));
+    int32_t n_right = (int32_t)(dice >> 20) % (n + 1);
+    int32_t room = slot->how.max_pos - 1 - (out->pos + 1), token = slot->sampled;
+
+    slot->n_draft = 0;
+    if (slot->how.max_draft == 0 || stage->next != NULL || (out->flags & DS4_TOKEN_ENDED) != 0)
+        return;
+    n = n < room ? n : room;
+    for (int32_t i = 0; i < n; i++) {
+        h = row(h, token, sum);
+        sum += h;
+        token = pick_token(stage->vocab, h);
+        if (i >= n_right)
+            token = (token + 1) % stage->vocab;
+        slot->draft[slot->n_draft++] = token;
+    }
+    if (dice % 50 == 7) {
+        out->n_bad_draft = 1;
+        stage->n_bad++;
+    }
+    if (dice % 90 == 11) {
+        out->flags |= DS4_TOKEN_QUENCHED;
+        stage->n_quenched++;
     }
 }
 
@@ -499,7 +560,8 @@ static void run_entry(struct ds4_scripted_stage *stage, const struct ds4_step *s
                       const struct ds4_step_entry *entry, struct ds4_token_entry *out)
 {
     struct ds4_scripted_slot *slot = &stage->slot[entry->slot];
-    int32_t begin;
+    int32_t run[1 + DS4_MAX_DRAFT], n_row = entry->n_tok;
+    int32_t base = entry->base_pos, begin;
 
     *out = (struct ds4_token_entry){.seq = entry->seq, .epoch = entry->epoch};
     if (!slot->open || slot->seq != entry->seq || slot->epoch != entry->epoch) {
@@ -518,26 +580,35 @@ static void run_entry(struct ds4_scripted_stage *stage, const struct ds4_step *s
         stage->n_skipped++;
         return;
     }
-    begin = entry->base_pos + replay(stage, slot, entry, step->step_no);
-    if (begin == entry->base_pos + entry->n_tok) {
+    if (entry->from_step >= 0) {
+        base = pos_of(slot);
+        if (base < entry->base_pos)
+            object(stage, "ring entry above the position", step->step_no, entry->base_pos, base);
+        n_row = entry->kind == DS4_ENTRY_VERIFY ? entry->n_tok : 1;
+        n_row = n_row < 1 + slot->n_draft ? n_row : 1 + slot->n_draft;
+        run[0] = slot->sampled;
+        memcpy(run + 1, slot->draft, (size_t)(n_row - 1) * sizeof(*run));
+    }
+    begin = base + replay(stage, slot, entry, step->step_no);
+    if (begin == base + n_row) {
         out->pos = begin;
         return;
     }
     truncate_to(stage, slot, begin, step->step_no);
-    if (entry->base_pos + entry->n_tok > entry->cap_tok ||
+    if (base + n_row > entry->cap_tok || base + n_row >= slot->how.max_pos ||
         entry->cap_tok > slot->n_block * DS4_BLOCK_TOK)
         object(stage, "rows outside the lease", step->step_no, entry->base_pos, entry->cap_tok);
     if (entry->from_step >= 0 && entry->from_step != slot->sampled_at)
         object(stage, "token from the wrong step", step->step_no, entry->from_step,
                slot->sampled_at);
     for (int32_t b = begin / DS4_BLOCK_TOK;
-         b < ds4_budget_blocks(entry->base_pos + entry->n_tok) && b < slot->n_block; b++)
+         b < ds4_budget_blocks(base + n_row) && b < slot->n_block; b++)
         if (stage->users[slot->block[b]] > 1)
             object(stage, "rows in a block that others name", step->step_no, entry->base_pos,
                    slot->block[b]);
-    for (int32_t t = begin - entry->base_pos; t < entry->n_tok; t++) {
-        int32_t pos = entry->base_pos + t;
-        int32_t token = entry->from_step >= 0 ? slot->sampled : step->token[entry->first_tok + t];
+    for (int32_t t = begin - base; t < n_row; t++) {
+        int32_t pos = base + t;
+        int32_t token = entry->from_step >= 0 ? run[t] : step->token[entry->first_tok + t];
         uint64_t h = row(slot->hash.ptr[slot->hash.len - 1], token, slot->sum);
 
         slot->sum += h;
@@ -550,8 +621,13 @@ static void run_entry(struct ds4_scripted_stage *stage, const struct ds4_step *s
     out->pos = pos_of(slot);
     if (out->pos > slot->hi)
         slot->hi = out->pos;
-    if (entry->sample)
-        sample(stage, slot, out, step->step_no);
+    if (!entry->sample)
+        return;
+    if (entry->kind == DS4_ENTRY_VERIFY)
+        verify(stage, slot, base, n_row, run, out, step->step_no);
+    else
+        (void)sample(stage, slot, out->pos, out, step->step_no);
+    propose(stage, slot, out);
 }
 
 bool ds4_scripted_answer(struct ds4_scripted_stage *stage, struct ds4_tokens_out *out)

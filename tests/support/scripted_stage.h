@@ -3,7 +3,7 @@
  *
  * Its "model" is a hash over the tokens of a sequence and over all rows before, so the next token depends on
  * every one of them: a wrong cut, a lost token, a mixed-up slot, a block of somebody else changes the
- * output.  Rows are cells of a plain array, one per block and position, and are always read through the
+ * output.  Where an open wants drafts it makes some, as many and as far right as the hash says.  Rows are cells of a plain array, one per block and position, and are always read through the
  * sequence's block table; a slot's own memory, its rings, is the hashes since its last install.  Points
  * keep one hash.  Cuts, saves and installs follow the rings' rule (install position, hot window), and host
  * memory the router's own formula.  The first objection is kept in `err`; tests assert that there is
@@ -38,6 +38,8 @@ struct ds4_scripted_slot {
     int64_t ended_at;   /* step whose token ended the sequence, -1 */
     int64_t sampled_at; /* newest step that sampled, and what */
     int32_t sampled;
+    int32_t n_draft; /* proposed to follow it */
+    int32_t draft[DS4_MAX_DRAFT];
 };
 
 struct ds4_scripted_point {
@@ -76,6 +78,7 @@ struct ds4_scripted_stage {
     int64_t last_close; /* step of the newest close */
     int32_t replay_tok; /* a replay must be at least so long */
     uint64_t n_saves, n_installs, n_copies, n_replays;
+    uint64_t n_drafted, n_accepted, n_quenched, n_bad; /* what VERIFY entries brought */
     struct ds4_scripted_disk *disk; /* borrowed; NULL: none.  Kept by ds4_scripted_form. */
 };
 

@@ -3,7 +3,7 @@
  * Conversations are continued, cut back, forked, cancelled, refused, sent under other salts and beside each
  * other, with fewer slots, blocks and points than they would like, so that everything is parked, evicted,
  * copied, saved and installed all the time.  Every answer must be that of a fresh run over all its tokens
- * (ds4_scripted_next), and after every operation ledger, index and points are recounted. */
+ * (ds4_scripted_next), with drafts and without, and after every operation ledger, index and points are recounted. */
 #include "router/sched/engine.h"
 #include "tests/support/sched_rig.h"
 
@@ -198,6 +198,7 @@ static void run(uint64_t seed, int32_t n_op)
         .context_tok = 4096,
         .n_points = seed % 4 == 3 ? 6 : 60,
         .replay_tok = seed % 2 == 1 ? 300 : 0,
+        .max_draft = seed % 5 < 3 ? (int32_t)seed % 5 * 3 : DS4_MAX_DRAFT,
         .config = {.max_seqs = 4, .chunk_tok = 256, .queue_max = 16, .queue_ms = 1000000000},
     };
     struct ds4_points *points;
@@ -213,15 +214,19 @@ static void run(uint64_t seed, int32_t n_op)
         while (w.client[c] != NULL)
             turns(&w, 1);
     check(&w);
-    print_message(
-        "seed %" PRIu64 ": %d operations, %" PRIu64 " requests, %" PRIu64 " cancelled, %" PRIu64
-        " refused; %" PRIu64 " tokens from the cache; %" PRIu64 " saves, %" PRIu64
-        " thinned, %" PRIu64 " installs, %" PRIu64 " copies, %" PRIu64 " replays\n",
-        seed, n_op, w.n_submitted, w.n_cancelled, w.n_refused, w.n_cached, w.rig.stage.n_saves,
-        points->n_thinned, w.rig.stage.n_installs, w.rig.stage.n_copies, w.rig.stage.n_replays);
+    print_message("seed %" PRIu64 ": %d operations, %" PRIu64 " requests, %" PRIu64
+                  " cancelled, %" PRIu64 " refused; %" PRIu64 " tokens from the cache; %" PRIu64
+                  " saves, %" PRIu64 " thinned, %" PRIu64 " installs, %" PRIu64 " copies, %" PRIu64
+                  " replays, %" PRIu64 " of %" PRIu64 " drafts right\n",
+                  seed, n_op, w.n_submitted, w.n_cancelled, w.n_refused, w.n_cached,
+                  w.rig.stage.n_saves, points->n_thinned, w.rig.stage.n_installs,
+                  w.rig.stage.n_copies, w.rig.stage.n_replays, w.rig.stage.n_accepted,
+                  w.rig.stage.n_drafted);
     assert_true(w.n_right > 0 && w.n_cached > 100 * w.n_right);
     assert_true(w.rig.stage.n_installs > 0 && w.rig.stage.n_copies > 0 && points->n_thinned > 0);
     assert_int_equal(w.rig.stage.n_replays > 0, shape.replay_tok > 0);
+    assert_int_equal(w.rig.stage.n_accepted > 0, shape.max_draft > 0);
+    assert_true(w.rig.stage.n_accepted < w.rig.stage.n_drafted || shape.max_draft == 0);
     ds4_rig_close(&w.rig);
 }
 
