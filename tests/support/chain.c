@@ -64,6 +64,8 @@ struct ds4_stage_config chain_config(const struct chain_options *options, int32_
         .max_seqs = CHAIN_SEQS,
         .max_step_tok = options->max_step_tok > 0 ? options->max_step_tok : CHAIN_STEP_TOK};
 
+    config.max_draft = options->max_draft;
+    config.draft_min_match = 3;
     config.n_partition = options->partition != NULL ? config.n_stage : 0;
     config.context_tok = options->context_tok > 0 ? options->context_tok : CONTEXT_TOK;
     config.host_bytes = options->host_bytes > 0 ? options->host_bytes : HOST_BYTES;
@@ -218,26 +220,28 @@ struct ds4_step *chain_build(struct chain *c, const struct ds4_seq_open *opens, 
     }
     for (int32_t e = 0; e < n_part; e++) {
         const struct chain_part *p = &part[e];
+        int32_t n_row = p->n_tok + p->n_draft;
 
-        assert_true(n_tok + p->n_tok <= CHAIN_STEP_TOK);
+        assert_true(n_tok + n_row <= CHAIN_STEP_TOK);
         for (int32_t b = 0; b < c->seq_blocks; b++)
             block[e][b] = c->table[p->slot][b];
-        entry[e] =
-            (struct ds4_step_entry){.seq = c->owner[p->slot].seq,
-                                    .slot = p->slot,
-                                    .epoch = c->owner[p->slot].epoch,
-                                    .kind = p->token != NULL ? DS4_ENTRY_PREFILL : DS4_ENTRY_DECODE,
-                                    .base_pos = p->base_pos,
-                                    .n_tok = p->n_tok,
-                                    .sample = p->sample,
-                                    .from_step = p->token != NULL ? -1 : p->from_step,
-                                    .first_tok = n_tok,
-                                    .cap_tok = c->seq_blocks * DS4_BLOCK_TOK,
-                                    .n_block = c->seq_blocks,
-                                    .block = block[e]};
-        for (int32_t t = 0; t < p->n_tok; t++)
+        entry[e] = (struct ds4_step_entry){.seq = c->owner[p->slot].seq,
+                                           .slot = p->slot,
+                                           .epoch = c->owner[p->slot].epoch,
+                                           .kind = p->token != NULL ? DS4_ENTRY_PREFILL
+                                                   : p->n_draft > 0 ? DS4_ENTRY_VERIFY
+                                                                    : DS4_ENTRY_DECODE,
+                                           .base_pos = p->base_pos,
+                                           .n_tok = n_row,
+                                           .sample = p->sample,
+                                           .from_step = p->token != NULL ? -1 : p->from_step,
+                                           .first_tok = n_tok,
+                                           .cap_tok = c->seq_blocks * DS4_BLOCK_TOK,
+                                           .n_block = c->seq_blocks,
+                                           .block = block[e]};
+        for (int32_t t = 0; t < n_row; t++)
             token[n_tok + t] = p->token != NULL ? p->token[t] : 0;
-        n_tok += p->n_tok;
+        n_tok += n_row;
     }
     step = (struct ds4_step){.generation = c->generation,
                              .step_no = c->step_no,
@@ -267,10 +271,12 @@ void chain_run(struct chain *c, struct ds4_step *step)
 {
     struct ds4_err err = {0};
     int32_t last = c->n_stage - 1;
+    uint32_t digest = 0;
 
     for (int32_t s = 0; s < c->n_stage; s++) {
         struct ds4_stage *st = c->stage[s];
         struct ds4_token_record *record = NULL;
+        struct ds4_step_done done;
 
         while (ds4_stage_needs_record(st, step) >= 0) {
             assert_true(s < last && c->noted[s] < c->n_record);
@@ -280,12 +286,14 @@ void chain_run(struct chain *c, struct ds4_step *step)
         if (s == last)
             record = next_record(c);
         if (s > 0 && s < last)
-            memcpy(c->rows[s + 1], c->rows[s], (size_t)step->n_tok * c->row_bytes);
+            memcpy(c->rows[s + 1], c->rows[s], (size_t)ds4_stage_n_row(st) * c->row_bytes);
         /* A middle stage works on the copy, so that rows[s] keeps what it received. */
         must(ds4_stage_forward(st, step, s == last ? c->rows[s] : c->rows[s + 1], record,
                                s == last ? &c->out : NULL, &err),
              &err);
-        must(ds4_stage_finish(st, step, NULL, &err), &err);
+        must(ds4_stage_finish(st, step, &done, &err), &err);
+        digest = s == 0 ? done.pos_digest : digest;
+        assert_int_equal(done.pos_digest, digest); /* all stages stand at the same places */
     }
     c->step_no++;
 }

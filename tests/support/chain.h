@@ -33,6 +33,7 @@ struct chain_options {
     int32_t n_thread;          /* 0: 1; programs of a test run share the cores */
     int32_t context_tok;       /* 0: 3072 */
     int32_t max_step_tok;      /* 0: CHAIN_STEP_TOK */
+    int32_t max_draft;         /* 0: none */
     size_t memory_limit_bytes; /* 0: none */
     bool offload;              /* experts beyond it stay on the host */
     int64_t host_bytes;        /* for points; 0: 16 MiB */
@@ -77,6 +78,7 @@ struct chain_part {
     int32_t n_tok;
     const int32_t *token; /* NULL: from_step's */
     int64_t from_step;
+    int32_t n_draft; /* > 0: a VERIFY entry of from_step's drafts, at most so many */
     bool sample;
 };
 
