@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 #define K        DS4_MAX_DRAFT
-#define N_PROMPT 90
+#define N_PROMPT 70
 #define N_NEW    60 /* crosses position 128, where blocks of both kinds close */
 #define MAX_TEXT 256
 
@@ -197,9 +197,11 @@ static void wrong_drafts_at_every_depth_change_nothing_on_any_split(void **state
         c->stage[c->n_stage - 1]->draft.by = drafter_of(&o);
         o.text = &greedy;
         run_with_drafts(c, &o, false, NULL);
-        chain_form(c);
-        o.text = &seeded;
-        run_with_drafts(c, &o, true, seeded_logprob);
+        if (n_stage[i] == 4) {
+            chain_form(c);
+            o.text = &seeded;
+            run_with_drafts(c, &o, true, seeded_logprob);
+        }
         chain_free(c);
     }
 }
@@ -240,7 +242,7 @@ static void a_cut_behind_drafts_is_exact(void **state)
     while (c->out.entry[0].pos < 125)
         assert_true(verify(c, N_PROMPT, K));
     end = c->out.entry[0].pos;
-    for (int32_t m = end; m > end - 20; m -= 3) {
+    for (int32_t m = end; m > end - 20; m -= 7) {
         struct chain_part again = {.base_pos = m, .n_tok = 3, .token = more};
         struct ds4_seq_open first = open_for(cold, 0, false);
 
@@ -362,7 +364,7 @@ static void a_row_that_is_no_number_ends_what_reaches_it_and_nothing_else(void *
     real = c->stage[0]->backend;
     broken.download = download_nan;
     row_values = (size_t)chain_n_vocab(c);
-    for (nan_row = 0; nan_row <= K; nan_row++) {
+    for (nan_row = 0; nan_row <= K; nan_row += 2) {
         const struct ds4_token_entry *out;
 
         chain_form(c);
