@@ -358,7 +358,7 @@ static void a_row_that_is_no_number_ends_what_reaches_it_and_nothing_else(void *
     struct ds4_backend broken = *c->stage[0]->backend;
     struct text text = greedy;
     struct ds4_seq_open open;
-    const int32_t depth = 3; /* of the wrong draft: rows 0 to 3 count */
+    const int32_t depth = 4; /* of the wrong draft: rows 0 to 4 count */
 
     (void)state;
     real = c->stage[0]->backend;
