@@ -48,6 +48,61 @@ __device__ __forceinline__ float candidate(const struct pool_args &a,
     return of_g ? gate_of(a, row, pos, i) : a.k[row * a.k_stride + i];
 }
 
+#define POOL_THREADS 512
+#define POOL_HELD    8 /* candidates whose loads are all under way at once */
+
+/* Value i of a block's softmax-weighted mean over its candidates skip .. n - 1. */
+__device__ __forceinline__ float pool_held(const struct pool_args &a,
+                                           const struct ds4_dev_entry &entry, int32_t from,
+                                           int32_t skip, int32_t n, int32_t i)
+{
+    float g[POOL_HELD], k[POOL_HELD], top = -INFINITY, sum = 0.0f, value = 0.0f;
+
+#pragma unroll
+    for (int32_t c = 0; c < POOL_HELD; c++) {
+        const int32_t at = i + (a.overlap && c >= a.ratio ? a.pages.d : 0);
+        const bool there = c >= skip && c < n;
+
+        g[c] = there ? candidate(a, entry, true, from + c, at) : -INFINITY;
+        k[c] = there ? candidate(a, entry, false, from + c, at) : 0.0f;
+    }
+#pragma unroll
+    for (int32_t c = 0; c < POOL_HELD; c++)
+        if (c >= skip && c < n)
+            top = fmaxf(top, g[c]);
+#pragma unroll
+    for (int32_t c = 0; c < POOL_HELD; c++) {
+        if (c >= skip && c < n) {
+            const float w = expf(g[c] - top);
+
+            sum += w;
+            value += w * k[c];
+        }
+    }
+    return value / sum;
+}
+
+__device__ __forceinline__ float pool_long(const struct pool_args &a,
+                                           const struct ds4_dev_entry &entry, int32_t from,
+                                           int32_t skip, int32_t n, int32_t i)
+{
+    float top = -INFINITY, sum = 0.0f, value = 0.0f;
+
+#pragma unroll 4
+    for (int32_t c = skip; c < n; c++)
+        top = fmaxf(top, candidate(a, entry, true, from + c,
+                                   i + (a.overlap && c >= a.ratio ? a.pages.d : 0)));
+#pragma unroll 4
+    for (int32_t c = skip; c < n; c++) {
+        const int32_t at = i + (a.overlap && c >= a.ratio ? a.pages.d : 0);
+        const float w = expf(candidate(a, entry, true, from + c, at) - top);
+
+        sum += w;
+        value += w * candidate(a, entry, false, from + c, at);
+    }
+    return value / sum;
+}
+
 /* The row of the block that the token at pos completes. */
 __device__ void pool(const struct pool_args &a, const struct ds4_dev_entry &entry, int32_t pos,
                      float *row, float *shared)
@@ -62,19 +117,9 @@ __device__ void pool(const struct pool_args &a, const struct ds4_dev_entry &entr
     if (page == NULL)
         return;
     for (int32_t i = threadIdx.x; i < d; i += blockDim.x) {
-        float top = -INFINITY, sum = 0.0f, value = 0.0f;
+        const float value = n <= POOL_HELD ? pool_held(a, entry, from, skip, n, i)
+                                           : pool_long(a, entry, from, skip, n, i);
 
-        for (int32_t c = skip; c < n; c++)
-            top = fmaxf(
-                top, candidate(a, entry, true, from + c, i + (a.overlap && c >= a.ratio ? d : 0)));
-        for (int32_t c = skip; c < n; c++) {
-            int32_t at = i + (a.overlap && c >= a.ratio ? d : 0);
-            float w = expf(candidate(a, entry, true, from + c, at) - top);
-
-            sum += w;
-            value += w * candidate(a, entry, false, from + c, at);
-        }
-        value /= sum;
         row[i] = value;
         square += value * value;
     }
@@ -149,10 +194,10 @@ void ds4_cuda_compress(struct ds4_device *dev, const struct ds4_compress_args *a
     if (a->pages.d > DS4_DEV_MAX_ROW)
         ds4_cuda_fatal(__FILE__, __LINE__, "compress", "row wider than shared memory is sized for");
     args.keeps = dev->shape.max_row + need <= a->ring_k.cap;
-    DS4_CHAIN(compress_kernel, n, 256, 0, dev, args);
+    DS4_CHAIN(compress_kernel, n, POOL_THREADS, 0, dev, args);
     if (args.keeps)
         return;
     args.pools = false;
     args.keeps = true;
-    DS4_CHAIN(compress_kernel, n, 256, 0, dev, args);
+    DS4_CHAIN(compress_kernel, n, POOL_THREADS, 0, dev, args);
 }
