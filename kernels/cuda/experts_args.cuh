@@ -94,6 +94,18 @@ static __device__ __forceinline__ float ds4_middle_value(float g, float u, float
     return g / (1.0f + expf(-g)) * u * weight;
 }
 
+/* The experts of a chunk (slab.cuh): a product over groups of slots, its inputs packed as bf16 (FORM_TILE).
+ * With `middle` its two matrices are gate and up, and the middle rows of the slots leave packed in the same
+ * form; without, f32 leaves to p.y. */
+struct ds4_slab {
+    struct ds4_product p;
+    float clamp;
+    const float *weight; /* of a slot */
+    struct ds4_packed middle;
+};
+
+typedef void (*ds4_slab_fn)(struct ds4_device *dev, const struct ds4_slab *a);
+
 typedef void (*ds4_experts_fn)(struct ds4_device *dev, const struct ds4_experts *p);
 
 #define DS4_EXPERT_FNS(X)                                                                          \
@@ -104,7 +116,8 @@ typedef void (*ds4_experts_fn)(struct ds4_device *dev, const struct ds4_experts 
     X(mxfp4, DS4_DTYPE_MXFP4)
 #define DS4_DECLARE(name, dtype)                                                                   \
     void ds4_cuda_gate_##name(struct ds4_device *dev, const struct ds4_experts *p);                \
-    void ds4_cuda_down_##name(struct ds4_device *dev, const struct ds4_experts *p);
+    void ds4_cuda_down_##name(struct ds4_device *dev, const struct ds4_experts *p);                \
+    void ds4_cuda_slab_##name(struct ds4_device *dev, const struct ds4_slab *a);
 DS4_EXPERT_FNS(DS4_DECLARE)
 #undef DS4_DECLARE
 

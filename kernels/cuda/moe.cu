@@ -296,25 +296,58 @@ static struct ds4_packed pack_x(struct ds4_device *dev, struct room *r, enum ds4
     return r->packed;
 }
 
+static ds4_slab_fn slab_fn(enum ds4_dtype dtype)
+{
+    switch (dtype) {
+#define DS4_CASE(name, type)                                                                       \
+    case type:                                                                                     \
+        return ds4_cuda_slab_##name;
+        DS4_EXPERT_FNS(DS4_CASE)
+#undef DS4_CASE
+    default:
+        return NULL;
+    }
+}
+
+/* A product over groups; many tokens of the usual formats have a kernel of their own. */
+static void grouped(struct ds4_device *dev, enum ds4_form form, const struct ds4_product *p,
+                    size_t used)
+{
+    const ds4_slab_fn slab = slab_fn(p->dtype);
+    const struct ds4_slab a = {*p, 0.0f, NULL, {}};
+
+    if (p->group != NULL && form == DS4_FORM_TILE && slab != NULL)
+        slab(dev, &a);
+    else
+        ds4_cuda_product(dev, form, p, used);
+}
+
+/* p with what gate and up have in common. */
+static void describe(struct ds4_product *p, const struct ds4_weight *gate,
+                     const struct ds4_weight *up)
+{
+    p->dtype = gate->dtype;
+    p->w[0] = (const uint8_t *)gate->data;
+    p->w[1] = (const uint8_t *)up->data;
+    p->row_bytes = gate->row_bytes;
+    p->n_row = gate->n_row;
+    p->n_col = gate->n_col;
+    p->part_bytes = (size_t)gate->n_row * gate->row_bytes;
+    p->y_stride = gate->n_row;
+    p->n_w = up->dtype == gate->dtype && up->row_bytes == gate->row_bytes ? 2 : 1;
+}
+
 /* Gate and up products of n_x rows of x (experts: of r's slots) into r->gate and r->up. */
 static void gate_and_up(struct ds4_device *dev, struct room *r, struct ds4_product p,
                         const struct ds4_weight *gate, const struct ds4_weight *up,
                         struct ds4_dev_mat x, int32_t n_x, enum ds4_form form,
                         enum ds4_form up_form)
 {
-    p.dtype = gate->dtype;
-    p.w[0] = (const uint8_t *)gate->data;
-    p.w[1] = (const uint8_t *)up->data;
-    p.row_bytes = gate->row_bytes;
-    p.n_row = gate->n_row;
-    p.n_col = gate->n_col;
-    p.part_bytes = (size_t)gate->n_row * gate->row_bytes;
+    describe(&p, gate, up);
     p.y[0] = r->gate;
     p.y[1] = r->up;
-    p.y_stride = gate->n_row;
-    p.n_w = up->dtype == gate->dtype && up->row_bytes == gate->row_bytes ? 2 : 1;
     p.x = pack_x(dev, r, form, x, n_x, p.n_col);
-    ds4_cuda_product(dev, form, &p, r->used);
+    grouped(dev, form, &p, r->used);
     if (p.n_w == 2)
         return;
     p.dtype = up->dtype;
@@ -323,7 +356,7 @@ static void gate_and_up(struct ds4_device *dev, struct room *r, struct ds4_produ
     p.row_bytes = up->row_bytes;
     p.part_bytes = (size_t)up->n_row * up->row_bytes;
     p.x = pack_x(dev, r, up_form, x, n_x, p.n_col);
-    ds4_cuda_product(dev, up_form, &p, r->used);
+    grouped(dev, up_form, &p, r->used);
 }
 
 static void down(struct ds4_device *dev, const struct room *r, struct ds4_product p,
@@ -340,7 +373,25 @@ static void down(struct ds4_device *dev, const struct room *r, struct ds4_produc
     p.x = x;
     p.y[0] = y;
     p.y_stride = w->n_row;
-    ds4_cuda_product(dev, form, &p, r->used);
+    grouped(dev, form, &p, r->used);
+}
+
+/* Gate, up and middle of r's slots in one launch; false if their formats differ or have no such kernel. */
+static bool slab_middle(struct ds4_device *dev, const struct ds4_moe_args *a, struct room *r,
+                        const struct ds4_product *p, struct ds4_dev_mat x, int32_t n,
+                        struct ds4_packed *middle)
+{
+    const ds4_slab_fn slab = slab_fn(a->gate.dtype);
+    struct ds4_slab s = {*p, a->clamp, r->weight, {}};
+
+    describe(&s.p, &a->gate, &a->up);
+    if (slab == NULL || s.p.n_w != 2)
+        return false;
+    s.p.x = pack_x(dev, r, DS4_FORM_TILE, x, n, s.p.n_col);
+    s.middle = ds4_cuda_packed_at(DS4_FORM_TILE, 1, s.p.n_row, r->middle);
+    slab(dev, &s);
+    *middle = s.middle;
+    return true;
 }
 
 static void run_routed(struct ds4_device *dev, const struct ds4_moe_args *a, struct room *r,
@@ -358,10 +409,13 @@ static void run_routed(struct ds4_device *dev, const struct ds4_moe_args *a, str
     p.n = n_use;
     p.group = r->group;
     p.src = r->token;
-    gate_and_up(dev, r, p, &a->gate, &a->up, x, n,
-                ds4_cuda_form(a->gate.dtype, n, STREAM_MAX_ROWS, exact),
-                ds4_cuda_form(a->up.dtype, n, STREAM_MAX_ROWS, exact));
-    middle = make_middle(dev, down_form, r, r->weight, r->n_slot, n_use, a->gate.n_row, a->clamp);
+    if (down_form != DS4_FORM_TILE || !slab_middle(dev, a, r, &p, x, n, &middle)) {
+        gate_and_up(dev, r, p, &a->gate, &a->up, x, n,
+                    ds4_cuda_form(a->gate.dtype, n, STREAM_MAX_ROWS, exact),
+                    ds4_cuda_form(a->up.dtype, n, STREAM_MAX_ROWS, exact));
+        middle =
+            make_middle(dev, down_form, r, r->weight, r->n_slot, n_use, a->gate.n_row, a->clamp);
+    }
     down(dev, r, p, &a->down, middle, down_form, r->part);
 }
 
