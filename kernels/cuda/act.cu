@@ -4,6 +4,7 @@
  * not finite gets a NaN scale, so its products are NaN and never a plausible number.  A warp packs a
  * unit.  Bytes: 4 to 6 a value, one pass. */
 #include "kernels/cuda/act.cuh"
+#include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/product.cuh"
 
 #define THREADS 256
@@ -20,6 +21,22 @@ static __global__ void pack_kernel(struct ds4_dev_mat x, int32_t n_col, int32_t 
     if (i < part * n_part)
         dst[row * part * n_part + i] =
             (T)(c < n_col ? ds4_mat_get(x, row, i / part * n_col + c) : 0.0f);
+}
+
+/* The same for whole rows of aligned f32, eight values a thread. */
+static __global__ void pack_eight_kernel(const float *x, int64_t stride, int32_t n_col, uint4 *dst)
+{
+    ds4_take_turn();
+    const int32_t i = blockIdx.x * THREADS + threadIdx.x;
+    const int64_t row = blockIdx.y;
+
+    if (i < n_col / 8) {
+        const float4 *const from = (const float4 *)(x + row * stride) + 2 * i;
+        const float4 a = from[0], b = from[1];
+
+        dst[row * (n_col / 8) + i] = make_uint4(ds4_bf16_pair(a.x, a.y), ds4_bf16_pair(a.z, a.w),
+                                                ds4_bf16_pair(b.x, b.y), ds4_bf16_pair(b.z, b.w));
+    }
 }
 
 static __global__ void pack_int8_kernel(struct ds4_dev_mat x, int32_t n_unit, uint8_t *dst,
@@ -147,6 +164,12 @@ struct ds4_packed ds4_cuda_pack(struct ds4_device *dev, enum ds4_form form, stru
                   p.row_bytes);
         break;
     case DS4_FORM_TILE:
+        if (!x.bf16 && p.part == n_col && x.stride % 4 == 0 && (uintptr_t)x.data % 16 == 0) {
+            DS4_CHAIN(pack_eight_kernel, dim3(ds4_div_up((int64_t)n_col * n_part, 8 * THREADS), n),
+                      THREADS, 0, dev, (const float *)x.data, x.stride, n_col * n_part,
+                      (uint4 *)dst);
+            break;
+        }
         DS4_CHAIN(pack_kernel<__nv_bfloat16>, values, THREADS, 0, dev, x, n_col, p.part, n_part,
                   (__nv_bfloat16 *)dst);
         break;

@@ -171,7 +171,7 @@ static __global__ void middle_kernel(const float *gate, const float *up, const f
     }
 }
 
-/* y = a token's down rows in rising slots, then the shared row.  Block (x: values, y: token). */
+/* y = a token's down rows in rising slots, then the shared row.  Block (x: quads of values, y: token). */
 static __global__ void combine_kernel(struct ds4_dev_batch batch, int32_t tok0,
                                       const int32_t *slot_of, int32_t n_used, const float *part,
                                       const float *shared_row, int32_t d, struct ds4_dev_mat y)
@@ -179,8 +179,8 @@ static __global__ void combine_kernel(struct ds4_dev_batch batch, int32_t tok0,
     ds4_take_turn();
     __shared__ int32_t slot[MAX_USED];
     __shared__ int32_t n_slot;
-    const int32_t i = blockIdx.x * THREADS + threadIdx.x, t = blockIdx.y;
-    float sum = 0.0f;
+    const int32_t i = 4 * (blockIdx.x * THREADS + threadIdx.x), t = blockIdx.y;
+    float sum[4] = {};
 
     if (!batch.entry[batch.entry_of[tok0 + t]].active)
         return;
@@ -201,11 +201,32 @@ static __global__ void combine_kernel(struct ds4_dev_batch batch, int32_t tok0,
         n_slot = n;
     }
     __syncthreads();
-    if (i >= d)
+    if (d % 4 == 0 && i < d) {
+        const float4 last = *(const float4 *)(shared_row + (int64_t)t * d + i);
+
+#pragma unroll 6
+        for (int k = 0; k < n_slot; k++) {
+            const float4 v = *(const float4 *)(part + (int64_t)slot[k] * d + i);
+
+            sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
+        }
+        sum[0] += last.x, sum[1] += last.y, sum[2] += last.z, sum[3] += last.w;
+        if (!y.bf16 && y.stride % 4 == 0 && (uintptr_t)y.data % 16 == 0) {
+            *(float4 *)((float *)y.data + (int64_t)(tok0 + t) * y.stride + i) =
+                make_float4(sum[0], sum[1], sum[2], sum[3]);
+            return;
+        }
+        for (int c = 0; c < 4; c++)
+            ds4_mat_set(y, tok0 + t, i + c, sum[c]);
         return;
-    for (int k = 0; k < n_slot; k++)
-        sum += part[(int64_t)slot[k] * d + i];
-    ds4_mat_set(y, tok0 + t, i, sum + shared_row[(int64_t)t * d + i]);
+    }
+    for (int c = i; c < i + 4 && c < d; c++) {
+        float one = 0.0f;
+
+        for (int k = 0; k < n_slot; k++)
+            one += part[(int64_t)slot[k] * d + c];
+        ds4_mat_set(y, tok0 + t, c, one + shared_row[(int64_t)t * d + c]);
+    }
 }
 
 static struct ds4_packed make_middle(struct ds4_device *dev, enum ds4_form form,
@@ -563,8 +584,8 @@ void ds4_cuda_moe(struct ds4_device *dev, const struct ds4_moe_args *a)
         }
         run_routed(dev, a, &r, x, i, n, exact);
         run_shared(dev, a, &r, x, n, exact);
-        DS4_CHAIN(combine_kernel, dim3(ds4_div_up(d, THREADS), n), THREADS, 0, dev, dev->batch, i,
-                  r.slot_of, a->n_used, r.part, r.shared, d, ds4_dev_mat_of(&a->y));
+        DS4_CHAIN(combine_kernel, dim3(ds4_div_up(d, 4 * THREADS), n), THREADS, 0, dev, dev->batch,
+                  i, r.slot_of, a->n_used, r.part, r.shared, d, ds4_dev_mat_of(&a->y));
     }
 }
 
