@@ -15,6 +15,8 @@ enum ds4_spec_method { DS4_SPEC_NONE, DS4_SPEC_NGRAM };
 enum ds4_pipe_kind { DS4_PIPE_AUTO, DS4_PIPE_SHM, DS4_PIPE_NCCL };
 enum ds4_auto_switch { DS4_AUTO, DS4_ON, DS4_OFF };
 enum ds4_effort_setting { DS4_THINK_OFF, DS4_THINK_LOW, DS4_THINK_HIGH, DS4_THINK_MAX };
+/* What a Messages request without `thinking` means; clients that let it out may mean either. */
+enum ds4_absent_thinking { DS4_ABSENT_DEFAULT, DS4_ABSENT_OFF };
 enum ds4_media { DS4_MEDIA_REFUSE, DS4_MEDIA_PLACEHOLDER };
 enum ds4_content_specials { DS4_SPECIALS_PLAIN, DS4_SPECIALS_REFERENCE };
 enum ds4_reasoning_field { DS4_REASONING_BOTH, DS4_REASONING_CONTENT, DS4_REASONING_SHORT };

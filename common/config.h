@@ -140,6 +140,9 @@ struct ds4_config {
         int32_t max_min_context;
     } think;
     struct {
+        unsigned int absent_thinking; /* enum ds4_absent_thinking */
+    } anthropic;
+    struct {
         unsigned int content_specials; /* enum ds4_content_specials */
         bool escape_param_close;
         bool reasoning_memory;

@@ -157,6 +157,9 @@ const struct ds4_setting ds4_settings[] = {
     NUM_LIVE(think, max_min_context, "393216", 0, 1048576, "tokens",
              "with a smaller context max is lowered, visibly; 0 = never"),
 
+    ONE_LIVE(anthropic, absent_thinking, "default", "default|off",
+             "what /v1/messages makes of a request without thinking: the default of this server, "
+             "or none"),
     ONE_LIVE(prompt, content_specials, "plain", "plain|reference",
              "special tokens inside message text: plain = text only"),
     TXT_LIVE(prompt, escape_param_close, "false",

@@ -529,6 +529,9 @@ int ds4_anthropic_prompt_build(const struct ds4_api_context *context, struct ds4
     if (ds4_chat_json_read_tool_choice(body->root, &body->arena, c, &param, &err) != 0 ||
         ds4_chat_json_read_effort(body->root, &body->arena, c, &param, &err) != 0)
         return ds4_api_fail(error, param.code, param.path, "%s", err.msg);
+    if (context->config->anthropic.absent_thinking == DS4_ABSENT_OFF &&
+        ds4_node_find(body->root, "thinking") == NULL)
+        ds4_effort_add_switch(&c->wish, DS4_EFFORT_BY_THINKING, false);
     if (ds4_chat_prompt_check_results(out, "messages", error) != 0)
         return -1;
     return ds4_chat_prompt_render(context, &body->arena, out, error);

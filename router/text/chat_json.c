@@ -385,7 +385,16 @@ static int read_choice_value(struct reader *r, const struct ds4_jt_node *root)
     if (is_type(type, DS4_JT_STRING) && ds4_str_equal(type->str, DS4_STR("allowed_tools"))) {
         const struct ds4_jt_node *allowed = find(choice, "allowed_tools");
         const struct ds4_jt_node *mode = find(allowed != NULL ? allowed : choice, "mode");
+        const struct ds4_jt_node *list = find(allowed != NULL ? allowed : choice, "tools");
 
+        for (const struct ds4_jt_node *t = is_type(list, DS4_JT_ARRAY) ? list->first : NULL;
+             t != NULL; t = t->next) {
+            const struct ds4_jt_node *inner = find(t, "function");
+
+            name = find(inner != NULL ? inner : t, "name");
+            if (name != NULL && (name->type != DS4_JT_STRING || !is_declared(r->out, name->str)))
+                return bad(r, INVALID, "must name declared tools", "tool_choice.tools");
+        }
         return set_tool_choice(r, is_type(mode, DS4_JT_STRING) ? mode->str : DS4_STR("auto"));
     }
     name = find(find(choice, "function"), "name");

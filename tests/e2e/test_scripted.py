@@ -320,6 +320,22 @@ class Scripted(unittest.TestCase):
             self.assertEqual(self.rig.router.wait(e2e.PATIENCE), 0)
 
 
+class AbsentThinking(unittest.TestCase):
+    def test_no_thinking_member_means_none_where_the_setting_says_so(self):
+        rig = ScriptedRig(SCRIPT, {"anthropic": {"absent_thinking": "off"}})
+        rig.start()
+        try:
+            for more, want in (({}, "off"), ({"output_config": {"effort": "high"}}, "off"),
+                               ({"thinking": {"type": "adaptive"}}, "on"),
+                               ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "on")):
+                told = rig.request("POST", "/v1/messages", DIALECTS[2].ask("ping", **more))[1]
+                self.assertEqual(told["x-ds4-thinking"], want, more)
+            told = rig.request("POST", DIALECTS[0].path, DIALECTS[0].ask("ping"))[1]
+            self.assertEqual(told["x-ds4-thinking"], "on")
+        finally:
+            rig.stop()
+
+
 class Pictures(unittest.TestCase):
     """A client that once sent a picture sends it again with every turn."""
 

@@ -406,6 +406,11 @@ static void a_call_demanded_without_tools_is_refused(void **state)
     refused("{\"messages\": [{\"role\": \"user\"}], \"tools\": [{\"type\": \"web_search\"}], "
             "\"tool_choice\": {\"type\": \"any\"}}",
             "tool_choice");
+    refused(
+        "{\"messages\": [{\"role\": \"user\"}], \"tools\": [{\"function\": {\"name\": \"f\"}}], "
+        "\"tool_choice\": {\"type\": \"allowed_tools\", \"mode\": \"auto\", \"tools\": [{\"type\": "
+        "\"function\", \"name\": \"g\"}]}}",
+        "tool_choice.tools");
     prompt_ends("{\"messages\": [{\"role\": \"user\"}], \"tools\": [], \"tool_choice\": \"auto\"}",
                 "<｜User｜><｜Assistant｜><think>");
 }
