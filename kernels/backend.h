@@ -498,8 +498,8 @@ struct ds4_backend {
 
     /* Work beside work: what is called between DS4_SIDE_START and DS4_SIDE_BACK may run at the same time
      * as what is called between DS4_SIDE_BACK and DS4_SIDE_JOIN, and must neither read nor write what
-     * that writes.  Only gemm with `exact` and compress may stand on the side.  A device may as well run
-     * everything in call order. */
+     * that writes; START may come again before JOIN, behind what was called since.  Only gemm, compress and
+     * index may stand on the side.  A device may as well run everything in call order. */
     void (*side)(struct ds4_device *dev, enum ds4_side side);
 };
 

@@ -12,8 +12,8 @@
 #include "common/fault.h"
 #include "worker/stage_state.h"
 
-/* h -> q_rank [n, q_rank], normed: the indexer reads it too; -> q [n, n_head, d_head], rotated; and kv [n,
- * d_head]: normed, rotated, rounded as the window stores it. */
+/* h -> q_rank [n, q_rank], normed: the indexer reads it too; and kv [n, d_head]: normed, rotated, rounded as
+ * the window stores it. */
 static void make_rows(struct ds4_stage *st, const struct ds4_layer_weights *w,
                       const struct ds4_kv_layer *cache)
 {
@@ -26,14 +26,21 @@ static void make_rows(struct ds4_stage *st, const struct ds4_layer_weights *w,
                                      .eps = m->rms_eps,
                                      .rope = w->rope,
                                      .format = cache->window.format};
+
+    ds4_stage_products(st, &w->q_a, &w->kv, st->buf.h, st->buf.q_rank, st->buf.kv, false);
+    st->backend->latent(st->dev, &latent);
+}
+
+/* q_rank -> q [n, n_head, d_head], rotated. */
+static void make_queries(struct ds4_stage *st, const struct ds4_layer_weights *w)
+{
+    const struct ds4_model_shape *m = &st->model;
     struct ds4_rope_args rotate = {.batch = &st->batch,
                                    .x = ds4_stage_heads(st, st->buf.q, m->n_head, m->d_head),
                                    .rope = w->rope,
                                    .unit_rms = true,
                                    .eps = m->rms_eps};
 
-    ds4_stage_products(st, &w->q_a, &w->kv, st->buf.h, st->buf.q_rank, st->buf.kv, false);
-    st->backend->latent(st->dev, &latent);
     ds4_stage_product(st, &w->q_b, st->buf.q_rank, st->buf.q, 1, false);
     st->backend->rope(st->dev, &rotate);
 }
@@ -83,8 +90,6 @@ static void select_rows(struct ds4_stage *st, const struct ds4_layer_weights *w,
         .n_sel = st->buf.n_sel}; /* [n] */
 
     ds4_stage_product(st, &w->index_q, st->buf.q_rank, st->buf.index_q, 1, false);
-    if (st->keeper.n == 0)
-        st->backend->side(st->dev, DS4_SIDE_JOIN);
     st->backend->index(st->dev, &a);
     if (DS4_FAULT_POINT(TOPK_OOB))
         ds4_stage_break_index(st, st->buf.sel + (st->batch.n_tok - 1) * m->index_topk);
@@ -121,7 +126,8 @@ void ds4_attention_forward(struct ds4_stage *st, int32_t l)
     const struct ds4_kv_layer *cache = &st->kv.layer[l];
     bool beside = st->keeper.n == 0;
 
-    /* The compressors need only h: beside the queries, unless points take rows from between them. */
+    /* The compressors need only h, the indexer q_rank besides: beside the queries, unless points take rows from
+     * between them. */
     if (w->ratio > 0) {
         if (beside)
             st->backend->side(st->dev, DS4_SIDE_START);
@@ -134,9 +140,15 @@ void ds4_attention_forward(struct ds4_stage *st, int32_t l)
             st->backend->side(st->dev, DS4_SIDE_BACK);
     }
     make_rows(st, w, cache);
-    if (w->indexer)
+    if (w->indexer) {
+        if (beside)
+            st->backend->side(st->dev, DS4_SIDE_START);
         select_rows(st, w, cache);
-    else if (w->ratio > 0 && beside)
+        if (beside)
+            st->backend->side(st->dev, DS4_SIDE_BACK);
+    }
+    make_queries(st, w);
+    if (w->ratio > 0 && beside)
         st->backend->side(st->dev, DS4_SIDE_JOIN);
     attend(st, l);
     ds4_stage_product(st, &w->out_a, st->buf.o, st->buf.o_rank, st->model.n_group, false);

@@ -58,4 +58,22 @@
         DS4_CUDA(cudaLaunchKernelEx(&ds4_config_, kernel, __VA_ARGS__));                           \
     } while (0)
 
+/* The same with clusters of `blocks` blocks along x (sm_90). */
+#define DS4_CHAIN_CLUSTER(kernel, grid, blocks, block, shmem, dev, ...)                            \
+    do {                                                                                           \
+        cudaLaunchConfig_t ds4_config_ = {};                                                       \
+        cudaLaunchAttribute ds4_attr_[2] = {};                                                     \
+        ds4_config_.gridDim = (grid);                                                              \
+        ds4_config_.blockDim = (block);                                                            \
+        ds4_config_.dynamicSmemBytes = (shmem);                                                    \
+        ds4_config_.stream = (dev)->stream;                                                        \
+        ds4_attr_[0].id = cudaLaunchAttributeClusterDimension;                                     \
+        ds4_attr_[0].val.clusterDim = {(blocks), 1, 1};                                            \
+        ds4_attr_[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;                      \
+        ds4_attr_[1].val.programmaticStreamSerializationAllowed = 1;                               \
+        ds4_config_.attrs = ds4_attr_;                                                             \
+        ds4_config_.numAttrs = (dev)->overlap ? 2 : 1;                                             \
+        DS4_CUDA(cudaLaunchKernelEx(&ds4_config_, kernel, __VA_ARGS__));                           \
+    } while (0)
+
 #endif

@@ -29,17 +29,23 @@ struct pool_args {
     struct ds4_pages pages;
 };
 
+/* Not inlined: a kernel that runs once on one SM waits for its instructions, and decoders are long. */
+static __device__ __noinline__ float ape_value(enum ds4_dtype dtype, const uint8_t *row, int32_t i)
+{
+    return ds4_dq(dtype, row, i);
+}
+
 /* g + ape of row t of the step. */
 __device__ __forceinline__ float gate_of(const struct pool_args &a, int64_t row, int32_t pos,
                                          int32_t i)
 {
     return a.g[row * a.g_stride + i] +
-           ds4_dq(a.ape_dtype, a.ape + (size_t)(pos % a.ratio) * a.ape_row_bytes, i);
+           ape_value(a.ape_dtype, a.ape + (size_t)(pos % a.ratio) * a.ape_row_bytes, i);
 }
 
-__device__ __forceinline__ float candidate(const struct pool_args &a,
-                                           const struct ds4_dev_entry &entry, bool of_g,
-                                           int32_t pos, int32_t i)
+static __device__ __noinline__ float candidate(const struct pool_args &a,
+                                               const struct ds4_dev_entry &entry, bool of_g,
+                                               int32_t pos, int32_t i)
 {
     int64_t row = entry.first_row + (pos - entry.base_pos);
 
@@ -52,9 +58,9 @@ __device__ __forceinline__ float candidate(const struct pool_args &a,
 #define POOL_HELD    8 /* candidates whose loads are all under way at once */
 
 /* Value i of a block's softmax-weighted mean over its candidates skip .. n - 1. */
-__device__ __forceinline__ float pool_held(const struct pool_args &a,
-                                           const struct ds4_dev_entry &entry, int32_t from,
-                                           int32_t skip, int32_t n, int32_t i)
+static __device__ __forceinline__ float pool_held(const struct pool_args &a,
+                                                  const struct ds4_dev_entry &entry, int32_t from,
+                                                  int32_t skip, int32_t n, int32_t i)
 {
     float g[POOL_HELD], k[POOL_HELD], top = -INFINITY, sum = 0.0f, value = 0.0f;
 
@@ -82,9 +88,9 @@ __device__ __forceinline__ float pool_held(const struct pool_args &a,
     return value / sum;
 }
 
-__device__ __forceinline__ float pool_long(const struct pool_args &a,
-                                           const struct ds4_dev_entry &entry, int32_t from,
-                                           int32_t skip, int32_t n, int32_t i)
+static __device__ __noinline__ float pool_long(const struct pool_args &a,
+                                               const struct ds4_dev_entry &entry, int32_t from,
+                                               int32_t skip, int32_t n, int32_t i)
 {
     float top = -INFINITY, sum = 0.0f, value = 0.0f;
 

@@ -274,8 +274,9 @@ static void break_device(struct ds4_device *dev)
     DS4_LAUNCH(write_nowhere, 1, 1, 0, dev->stream, (volatile int *)16);
 }
 
-/* Small steps only: their products read the inputs as they are and need no scratch. */
-#define SIDE_MAX_TOK 32
+/* Steps whose products stream only: they read the inputs as they are, or as they are kept, and need no
+ * scratch.  What else needs some on the side takes it from the second half. */
+#define SIDE_MAX_TOK 16
 
 /* Full order behind an event: a kernel that overlaps its predecessor knows only one. */
 static __global__ void meet_kernel(int nothing)

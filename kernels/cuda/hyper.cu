@@ -7,6 +7,7 @@
  * packs u, another does the 4 x 4 Sinkhorn beside it.  Everything that is a weight is on its way before
  * the state is there.  Sums are f32 in a fixed order, so a row's bits depend on the row alone. */
 #include "kernels/cuda/act.cuh"
+#include "kernels/cuda/hyper_few.cuh"
 #include "kernels/cuda/rows.cuh"
 
 #define HYPER_SLICE   512
@@ -195,11 +196,6 @@ static __global__ void __launch_bounds__(HYPER_THREADS)
     }
 }
 
-__device__ __forceinline__ float sigmoid(float x)
-{
-    return 1.0f / (1.0f + expf(-x));
-}
-
 __device__ __forceinline__ void column_step(float *c, int32_t n, float eps)
 {
     for (int32_t k = 0; k < n; k++) {
@@ -238,46 +234,6 @@ __device__ void sinkhorn(float *c, int32_t n, int32_t iters, float eps)
                 c[j * n + k] /= sum + eps;
         }
         column_step(c, n, eps);
-    }
-}
-
-/* The same for four streams in one thread's registers; divisions by reciprocal (two units in the last
- * place, which the next step evens out). */
-__device__ __forceinline__ void sinkhorn4(float (&c)[16], int32_t iters, float eps)
-{
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const float top = fmaxf(fmaxf(c[4 * j], c[4 * j + 1]), fmaxf(c[4 * j + 2], c[4 * j + 3]));
-        float r;
-
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            c[4 * j + k] = expf(c[4 * j + k] - top);
-        r = __fdividef(1.0f, (c[4 * j] + c[4 * j + 1]) + (c[4 * j + 2] + c[4 * j + 3]));
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            c[4 * j + k] = c[4 * j + k] * r + eps;
-    }
-    for (int32_t i = 0; i < iters; i++) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            if (i > 0) {
-                const float r = __fdividef(
-                    1.0f, ((c[4 * j] + c[4 * j + 1]) + (c[4 * j + 2] + c[4 * j + 3])) + eps);
-
-#pragma unroll
-                for (int k = 0; k < 4; k++)
-                    c[4 * j + k] *= r;
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const float r = __fdividef(1.0f, ((c[k] + c[4 + k]) + (c[8 + k] + c[12 + k])) + eps);
-
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                c[4 * j + k] *= r;
-        }
     }
 }
 
@@ -347,14 +303,14 @@ __device__ __forceinline__ void write_mixes(const struct read_args &a, int32_t i
     if (lane >= 32)
         return;
     if (lane < n)
-        a.post[(int64_t)i * n + lane] = 2.0f * sigmoid(mix[n + lane]);
+        a.post[(int64_t)i * n + lane] = 2.0f * ds4_sigmoid(mix[n + lane]);
     if (n == 4) {
         float c[16];
 
 #pragma unroll
         for (int j = 0; j < 16; j++)
             c[j] = mix[8 + j];
-        sinkhorn4(c, a.iters, a.hyper_eps);
+        ds4_sinkhorn4(c, a.iters, a.hyper_eps);
 #pragma unroll
         for (int j = 0; j < 16; j++)
             if (lane == j)
@@ -368,7 +324,8 @@ __device__ __forceinline__ void write_mixes(const struct read_args &a, int32_t i
         a.comb[(int64_t)i * n * n + j] = mix[2 * n + j];
 }
 
-/* Block (x: row i of the result, y: 0 u, 1 post and comb).  N: streams, 0 for any number. */
+/* Block (x: row i of the result, y: 0 u, 1 post and comb).  N: streams, 0 for any number.  Loops stay short: a
+ * kernel that runs once on one SM waits for its instructions. */
 template <int N>
 static __global__ void __launch_bounds__(READ_THREADS)
     read_kernel(struct streams x, const int32_t *rows, struct read_args a)
@@ -376,63 +333,38 @@ static __global__ void __launch_bounds__(READ_THREADS)
     __shared__ float group[READ_GROUPS][HYPER_MAX_MIX + 1];
     __shared__ float mix[HYPER_MAX_MIX + 1];
     __shared__ float shared[32];
-    constexpr int each = N == 4 ? READ_EACH / 2 : READ_EACH; /* kept as they are */
+    __shared__ float u[READ_EACH * READ_THREADS];
     const int32_t i = blockIdx.x, n = N > 0 ? N : x.n_hyper, me = (int32_t)threadIdx.x;
-    float u[READ_EACH], v[each][N > 0 ? N : 1], norm[READ_EACH], square = 0.0f, factor = 1.0f;
-    float pre[HYPER_MAX];
+    float square = 0.0f, factor = 1.0f, pre[N > 0 ? N : HYPER_MAX];
     int32_t t;
 
     ds4_release_next();
+    finish_sums(a, i, n, x.d, group, mix);
     if (blockIdx.y == 1) {
-        finish_sums(a, i, n, x.d, group, mix);
         write_mixes(a, i, n, mix);
         return;
     }
-#pragma unroll
-    for (int k = 0; k < READ_EACH; k++) {
-        const int32_t c = me + k * READ_THREADS;
-
-        norm[k] = a.norm != NULL && c < x.d ? __ldg(a.norm + c) : 1.0f; /* a weight */
-    }
-    ds4_wait_previous();
     t = rows != NULL ? rows[i] : i;
-    if (N > 0) {
-#pragma unroll
-        for (int k = 0; k < each; k++) {
-            const int32_t c = me + k * READ_THREADS;
-
-#pragma unroll
-            for (int j = 0; j < N; j++)
-                v[k][j] = c < x.d ? ds4_mat_get(x.mat, t, (int64_t)j * x.d + c) : 0.0f;
-        }
-    }
-    finish_sums(a, i, n, x.d, group, mix);
 #pragma unroll
     for (int j = 0; j < (N > 0 ? N : HYPER_MAX); j++)
-        pre[j] = j < n ? sigmoid(mix[j]) + a.hyper_eps : 0.0f;
-#pragma unroll
-    for (int k = 0; k < READ_EACH; k++) {
-        const int32_t c = me + k * READ_THREADS;
+        pre[j] = j < n ? ds4_sigmoid(mix[j]) + a.hyper_eps : 0.0f;
+#pragma unroll 4
+    for (int32_t c = me; c < x.d; c += READ_THREADS) {
+        float sum = 0.0f;
 
-        u[k] = 0.0f;
-        if (c >= x.d)
-            continue;
 #pragma unroll
         for (int j = 0; j < (N > 0 ? N : HYPER_MAX); j++)
             if (j < n)
-                u[k] += pre[j] * (N > 0 && k < each ? v[k < each ? k : 0][N > 0 ? j : 0]
-                                                    : ds4_mat_get(x.mat, t, (int64_t)j * x.d + c));
-        square += u[k] * u[k];
+                sum += pre[j] * ds4_mat_get(x.mat, t, (int64_t)j * x.d + c);
+        u[c] = sum;
+        square += sum * sum;
     }
     if (a.norm != NULL)
         factor = 1.0f / sqrtf(ds4_block_sum(square, shared) / (float)x.d + a.rms_eps);
-#pragma unroll
-    for (int k = 0; k < READ_EACH; k++) {
-        const int32_t c = me + k * READ_THREADS;
-        const float out = a.norm != NULL ? norm[k] * (u[k] * factor) : u[k];
+#pragma unroll 1
+    for (int32_t c = me; c < x.d; c += READ_THREADS) {
+        const float out = a.norm != NULL ? __ldg(a.norm + c) * (u[c] * factor) : u[c];
 
-        if (c >= x.d)
-            continue;
         ds4_mat_set(a.u, i, c, out);
         if (a.packed != NULL) /* whole warps: d is a multiple of 32 */
             ds4_pack_unit(out, c / DS4_UNIT_VALUES, x.d / DS4_UNIT_VALUES,
@@ -505,6 +437,18 @@ static void read_rows(struct ds4_device *dev, const struct streams *x, const int
 
     if (n_row == 0)
         return;
+    if (x->n_hyper == 4 && rows == NULL && n_mix == 24) {
+        const struct ds4_hyper_few few = {
+            x->mat,       n_row,         x->d,    write.o,  (const uint8_t *)fn->data,
+            fn->dtype,    fn->row_bytes, a->base, a->scale, a->iters,
+            a->hyper_eps, a->rms_eps,    a->norm, a->post,  a->comb,
+            a->u,         a->packed};
+
+        if (ds4_cuda_can_hyper_few(dev, &few)) {
+            ds4_cuda_hyper_few(dev, &few);
+            return;
+        }
+    }
     if (x->n_hyper > HYPER_MAX || x->d > READ_EACH * READ_THREADS)
         ds4_cuda_fatal(__FILE__, __LINE__, "hyper",
                        "more or wider streams than the kernel is sized for");

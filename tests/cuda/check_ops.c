@@ -811,9 +811,11 @@ static void check_step(const struct step *s)
     check_rmsnorm(s, w, 4096);
     check_rmsnorm(s, w, 37);
     check_hyper(s, w, 4, 4096, DS4_DTYPE_BF16);
+    check_hyper(s, w, 4, 512, DS4_DTYPE_F32);
     check_hyper(s, w, 4, 256, DS4_DTYPE_F32);
     check_hyper(s, w, 3, 100, DS4_DTYPE_F32);
     check_turn(s, w, 4, 4096, DS4_DTYPE_BF16);
+    check_turn(s, w, 4, 512, DS4_DTYPE_F32);
     check_turn(s, w, 4, 256, DS4_DTYPE_F32);
     check_turn(s, w, 3, 100, DS4_DTYPE_F32);
     check_head(s, w, 4, 256);
