@@ -8,6 +8,7 @@
  * the state is there.  Sums are f32 in a fixed order, so a row's bits depend on the row alone. */
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/hyper_few.cuh"
+#include "kernels/cuda/hyper_rows.cuh"
 #include "kernels/cuda/rows.cuh"
 
 #define HYPER_SLICE   512
@@ -53,24 +54,13 @@ template <int D> static __device__ __forceinline__ float4 fn_quad(const uint8_t 
     }
 }
 
-/* The write half: X'_k = post_k * o + sum_j comb_jk X_j.  No fused multiply-adds, so that a row has the same
- * bits whichever kernel writes it. */
+/* The write half. */
 struct write_args {
     struct ds4_dev_mat o;
     const float *post;
     const float *comb;
     bool on;
 };
-
-__device__ __forceinline__ float write_value(const float *post, const float *comb, int32_t n,
-                                             int32_t k, float out, const float *old)
-{
-    float sum = __fmul_rn(post[k], out);
-
-    for (int32_t j = 0; j < n; j++)
-        sum = __fadd_rn(sum, __fmul_rn(comb[j * n + k], old[j]));
-    return sum;
-}
 
 /* Two of the four streams at this thread's column of a slice, written first if the step says so. */
 struct column {
@@ -114,7 +104,7 @@ __device__ __forceinline__ void take_slice(const struct streams &x, const struct
         if (k / 2 != k0 / 2)
             continue;
         if (w.on) {
-            now = write_value(v.post, v.comb, 4, k, v.out, v.old);
+            now = ds4_hyper_value(v.post, v.comb, 4, k, v.out, v.old);
             if (x.mat.bf16)
                 now = ds4_dev_bf16(now);
             ds4_mat_set(x.mat, t, (int64_t)k * x.d + c0 + column, now);
@@ -388,7 +378,7 @@ template <int N> static __global__ void write_kernel(struct streams x, struct wr
     for (int32_t k = 0; k < n; k++)
         ds4_mat_set(
             x.mat, t, (int64_t)k * x.d + c,
-            write_value(w.post + (int64_t)t * n, w.comb + (int64_t)t * n * n, n, k, out, old));
+            ds4_hyper_value(w.post + (int64_t)t * n, w.comb + (int64_t)t * n * n, n, k, out, old));
 }
 
 static int32_t n_slices(int32_t n_hyper, int32_t d)
@@ -403,7 +393,7 @@ size_t ds4_cuda_hyper_scratch(const struct ds4_device *dev, const struct ds4_lim
     (void)dev;
     return (size_t)limits->max_tok * (size_t)n_slices(limits->n_hyper, limits->d_model) *
                (n_mix + 1) * sizeof(float) +
-           512;
+           (size_t)limits->max_tok * 4 * sizeof(float) + 1024;
 }
 
 typedef void (*mix_fn)(struct streams x, const int32_t *rows, struct write_args write,
@@ -453,6 +443,32 @@ static void read_rows(struct ds4_device *dev, const struct streams *x, const int
         ds4_cuda_fatal(__FILE__, __LINE__, "hyper",
                        "more or wider streams than the kernel is sized for");
     partial = DS4_CARVE(dev, float, (int64_t)n_row *n_slice *(n_mix + 1), &used);
+    if (x->n_hyper == 4 && rows == NULL && a->post != NULL) {
+        const struct ds4_hyper_rows many = {x->mat,
+                                            n_row,
+                                            x->d,
+                                            write.on,
+                                            write.o,
+                                            (const uint8_t *)fn->data,
+                                            fn->dtype,
+                                            fn->row_bytes,
+                                            a->base,
+                                            a->scale,
+                                            a->iters,
+                                            a->hyper_eps,
+                                            a->rms_eps,
+                                            a->norm,
+                                            a->post,
+                                            a->comb,
+                                            a->u,
+                                            partial,
+                                            DS4_CARVE(dev, float, 4 * (int64_t)n_row, &used)};
+
+        if (ds4_cuda_can_hyper_rows(&many)) {
+            ds4_cuda_hyper_rows(dev, &many);
+            return;
+        }
+    }
     a->partial = partial;
     a->n_slice = n_slice;
     a->n_mix = n_mix;
