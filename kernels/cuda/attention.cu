@@ -115,7 +115,10 @@ static __global__ void __launch_bounds__(32 * ATT_HEADS) attention_kernel(struct
 
 size_t ds4_cuda_attention_scratch(const struct ds4_device *dev, const struct ds4_limits *limits)
 {
-    return ds4_cuda_attend_scratch(dev, limits);
+    const size_t one = ds4_cuda_attend_scratch(dev, limits);
+    const size_t many = ds4_cuda_attend_rows_scratch(limits);
+
+    return one > many ? one : many;
 }
 
 void ds4_cuda_attention(struct ds4_device *dev, const struct ds4_attention_args *a)
@@ -154,6 +157,11 @@ void ds4_cuda_attention(struct ds4_device *dev, const struct ds4_attention_args 
         (a->rope.freq == NULL || a->rope.d_rope == a->ring.d_rope)) {
         args.freq = a->rope.freq;
         args.store = a->store;
+        if (ds4_cuda_attend_rows(dev, &args)) {
+            if (a->store)
+                ds4_cuda_ring_write(dev, &write);
+            return;
+        }
         if (ds4_cuda_attend(dev, &args, &a->o))
             return;
     } else {

@@ -50,6 +50,10 @@ static __device__ __forceinline__ float ds4_attend_factor(float top, float sum, 
 bool ds4_cuda_can_attend(const struct ds4_attend *a);
 /* False: o is not rotated back yet, nor are rows stored.  o: where a->o is, to be kept if it gets packed. */
 bool ds4_cuda_attend(struct ds4_device *dev, struct ds4_attend *a, const struct ds4_tensor *o);
+/* Many queries at once (attention_rows.cu), of what ds4_cuda_can_attend: o is rotated back.  False: not for this
+ * step. */
+bool ds4_cuda_attend_rows(struct ds4_device *dev, const struct ds4_attend *a);
+size_t ds4_cuda_attend_rows_scratch(const struct ds4_limits *limits);
 size_t ds4_cuda_attend_scratch(const struct ds4_device *dev, const struct ds4_limits *limits);
 
 #endif
