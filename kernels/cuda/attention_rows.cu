@@ -8,6 +8,7 @@
  * Work a tile: 64 x 32 x 512 x 2 multiply-adds; shared memory feeds them at about the tensor units' rate. */
 #include "kernels/cuda/async.cuh"
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/meet.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rows.cuh"
 

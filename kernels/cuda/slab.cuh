@@ -366,7 +366,14 @@ ds4_slab_run(const struct ds4_slab &a, float *y, const struct ds4_slab_work &k,
     const int r0 = (GATED ? 16 : 32) * warp + lane / 4;
     const int32_t n_step = (p.n_col + DS4_SLAB_K - 1) / DS4_SLAB_K;
     float acc[2][NT][4] = {};
+    uint32_t lead = 0; /* a byte a row of this lane: where it begins within 16 bytes */
 
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int r = r0 + (GATED ? i / 2 * 128 : i / 2 * 16) + i % 2 * 8;
+
+        lead |= ((uint32_t)(uintptr_t)ds4_slab_row<GATED>(p, k, r) & 15) << 8 * i;
+    }
     ds4_slab_fetch_raw<D, GATED>(p, k, 0, stored);
     ds4_slab_fetch(p, k.n, 0, row, x);
     ds4_async_commit();
@@ -388,11 +395,11 @@ ds4_slab_run(const struct ds4_slab &a, float *y, const struct ds4_slab_work &k,
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int r = r0 + (GATED ? i / 2 * 128 : i / 2 * 16) + i % 2 * 8;
-            const uint8_t *const from = ds4_slab_row<GATED>(p, k, r) + chunk * raw::bytes;
+            const uint32_t at = ((lead >> 8 * i) + (uint32_t)(chunk * raw::bytes)) & 15;
 
-            unit[i].take({(const uint32_t *)(stored + chunk % 2 * raw::stage + r * raw::room),
-                          (uint32_t)((uintptr_t)from & 15), NULL},
-                         u, there);
+            unit[i].take(
+                {(const uint32_t *)(stored + chunk % 2 * raw::stage + r * raw::room), at, NULL}, u,
+                there);
         }
         ds4_slab_multiply<D, NT>(unit, room, x + step % 2 * DS4_SLAB_X, acc);
     }
