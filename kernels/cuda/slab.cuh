@@ -48,8 +48,8 @@ template <int D> struct ds4_slab_room {
 };
 
 /* IQ2_XXS selectors by code and by sign bits; copies lie side by side, so that lanes meet in a bank less. */
-#define DS4_SLAB_CODE_COPIES 32
-#define DS4_SLAB_SIGN_COPIES 16
+#define DS4_SLAB_CODE_COPIES 16
+#define DS4_SLAB_SIGN_COPIES 8
 template <> struct ds4_slab_room<DS4_DTYPE_IQ2_XXS> {
     uint32_t select[DS4_IQ2_CODES * DS4_SLAB_CODE_COPIES];
     uint32_t sign[DS4_IQ2_SIGNS * DS4_SLAB_SIGN_COPIES];
