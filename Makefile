@@ -253,7 +253,8 @@ STAGE_TESTS := $(addprefix $(BUILD)/tests/unit/test_,golden stage stage_bits kv_
 ON_CUDA := --set worker.backend=cuda
 ON_CUDA_EXACT := $(ON_CUDA) --set numerics.products=exact --set numerics.stream=f32
 CUDA_E2E := 'tests/e2e/check_card.py $(ON_CUDA)' 'tests/e2e/test_churn.py $(ON_CUDA) --seconds 600' \
-            'tests/e2e/check_deep.py $(ON_CUDA_EXACT) --seconds 600' \
+            'tests/e2e/check_deep.py $(ON_CUDA_EXACT) --set spec.method=ngram --seconds 600' \
+            'tests/e2e/test_streams.py $(ON_CUDA_EXACT) --set spec.method=ngram' \
             $(foreach t,test_reform test_streams test_failures test_replay faults,'tests/e2e/$(t).py $(ON_CUDA_EXACT)')
 TWO_CARDS = $(if $(word 2,$(wildcard /dev/nvidia[0-9] /dev/nvidia[0-9][0-9])),nccl)
 check-cuda: $(if $(filter 1,$(CUDA)),$(GPU_PROGRAMS) $(STAGE_TESTS) $(BINS) $(SCRIPTED)) ## with CUDA=1, on a machine with a GPU
