@@ -29,7 +29,7 @@ def percentile(values, share):
 class Admin(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.rig = e2e.rig(stages=2, settings={"cluster": {"leave_s": 5}})
+        cls.rig = e2e.rig(stages=2, settings={"cluster": {"leave_s": 60}})
         cls.rig.start()
 
     @classmethod
