@@ -282,7 +282,8 @@ enum ds4_step ds4_value_nested(struct ds4_stream *s)
         read_param(s, &s->member, &m, begin);
         s->scan = begin;
         s->state = DS4_STATE_NESTED_VALUE;
-    } else if (got == DS4_MARKER_FULL && ds4_marker_ends_value(&m, plain_ends(s, &s->param))) {
+    } else if (got == DS4_MARKER_FULL && (ds4_marker_ends_value(&m, plain_ends(s, &s->param)) ||
+                                          (m.kind == DS4_MARKER_CLOSE_WRAPPER && !m.plain))) {
         close_nested(s);
         if (m.kind == DS4_MARKER_CLOSE_PARAMETER)
             s->scan += m.len;

@@ -242,6 +242,22 @@ static void call_ids_differ_and_have_the_promised_form(void **state)
     ds4_turn_deinit(&turn);
 }
 
+/* Between members a closer of any word ends the object; the call once waited for one it knew and was cut. */
+static void any_closer_ends_an_object_of_loose_parameters(void **state)
+{
+    static const char start[] =
+        EDIT "<｜DSML｜parameter name=\"path\" string=\"true\">a" PARAM
+             "<｜DSML｜parameter name=\"edits\">\n<｜DSML｜parameter name=\"x\">1" PARAM "\n";
+    static const char *const closers[] = {CLOSE, BLOCK, "</｜DSML｜tools>", "</｜DSML｜ calls>"};
+    char text[1024];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(closers) / sizeof(closers[0]); i++) {
+        (void)snprintf(text, sizeof(text), "%s%s", start, closers[i]);
+        reads(text, "||edit({\"path\": \"a\", \"edits\": {\"x\": \"1\"}})|tool_calls");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -258,6 +274,7 @@ int main(void)
         cmocka_unit_test(loose_parameters_under_an_object_become_its_members),
         cmocka_unit_test(a_nameless_invoke_is_inferred_or_nothing),
         cmocka_unit_test(a_nameless_json_body_keeps_its_arguments),
+        cmocka_unit_test(any_closer_ends_an_object_of_loose_parameters),
         cmocka_unit_test(a_turn_marker_between_parameters_closes_the_call),
         cmocka_unit_test(text_after_an_unclosed_block_is_content_unless_cut),
         cmocka_unit_test(a_cut_call_stays_unterminated),
