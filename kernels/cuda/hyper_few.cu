@@ -105,6 +105,21 @@ static __device__ __forceinline__ void take_columns(const struct ds4_hyper_few &
         x[k] = store_pair<B>(row, (int64_t)k * p.d + c, x[k]);
 }
 
+/* Starts the copy of fn's columns c0 .. c0 + width - 1 of every stream and mix; the whole block. */
+static __device__ __forceinline__ void fetch_mixes(const struct ds4_hyper_few &p, int32_t c0,
+                                                   int32_t width, uint4 *room)
+{
+#pragma unroll 1
+    for (int32_t line = threadIdx.x / 32; line < 4 * N_MIX; line += WARPS + 1) {
+        const uint8_t *const from =
+            p.fn + line / 4 * p.row_bytes + 2 * ((size_t)(line % 4) * p.d + c0);
+
+        for (int32_t i = threadIdx.x % 32; i < width / 8; i += 32)
+            ds4_async_copy(room + line * (width / 8) + i, from + 16 * i, 16);
+    }
+    ds4_async_commit();
+}
+
 /* This warp's three mixes over the block's columns x[j][pair]: lane 0 has the sums. */
 template <int D>
 static __device__ __forceinline__ void warp_mixes(const uint32_t *fn, const float2 *x, int32_t n,
@@ -206,15 +221,7 @@ static __global__ void __launch_bounds__(THREADS + 32)
 
     ds4_release_next();
     arrive(); /* the cluster is there before its memory is written */
-#pragma unroll 1
-    for (int32_t line = warp; line < 4 * N_MIX; line += WARPS + 1) {
-        const uint8_t *const from =
-            p.fn + line / 4 * p.row_bytes + 2 * ((size_t)(line % 4) * p.d + rank * width);
-
-        for (int32_t i = lane; i < width / 8; i += 32)
-            ds4_async_copy(few_room + line * (width / 8) + i, from + 16 * i, 16);
-    }
-    ds4_async_commit();
+    fetch_mixes(p, rank * width, width, few_room);
     if (mine && p.norm != NULL)
         norm = make_float2(__ldg(p.norm + c), __ldg(p.norm + c + 1));
     if (me < N_MIX) {
