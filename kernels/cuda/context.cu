@@ -12,18 +12,26 @@
 
 /* ---- open and close --------------------------------------------------------------------------- */
 
-/* Native code of sm_90 waits for its predecessor itself; older code run there would not. */
-static __global__ void probe_kernel(void)
+/* Code made for sm_90 waits for its predecessor itself, and has clusters; code made for sm_80, which the driver
+ * translates for newer cards, does neither.  Only the code knows what it was made for. */
+static __global__ void made_for_kernel(int32_t *arch)
 {
-    ds4_take_turn();
+#ifdef __CUDA_ARCH__
+    *arch = __CUDA_ARCH__;
+#else
+    *arch = 0;
+#endif
 }
 
-static bool can_overlap(const struct ds4_device *dev)
+static bool can_overlap(struct ds4_device *dev)
 {
-    cudaFuncAttributes attributes;
+    int32_t arch;
 
-    DS4_CUDA(cudaFuncGetAttributes(&attributes, probe_kernel));
-    return dev->cc >= 90 && attributes.binaryVersion >= 90;
+    DS4_LAUNCH(made_for_kernel, 1, 1, 0, dev->stream, dev->batch.wrong);
+    DS4_CUDA(cudaStreamSynchronize(dev->stream));
+    arch = *dev->wrong;
+    *dev->wrong = DS4_DEV_WRONG_NONE;
+    return arch >= 900;
 }
 
 static int choose_device(const struct ds4_device_config *config, struct ds4_device *dev,
@@ -71,7 +79,6 @@ static struct ds4_device *cuda_open(const struct ds4_device_config *config, stru
         free(dev);
         return NULL;
     }
-    dev->overlap = can_overlap(dev);
     dev->replays = true;
     dev->batch_bytes = batch_image_bytes();
     DS4_CUDA(cudaStreamCreateWithFlags(&dev->main_stream, cudaStreamNonBlocking));
@@ -87,6 +94,7 @@ static struct ds4_device *cuda_open(const struct ds4_device_config *config, stru
     DS4_CUDA(cudaHostAlloc((void **)&dev->wrong, sizeof(*dev->wrong), cudaHostAllocMapped));
     DS4_CUDA(cudaHostGetDevicePointer((void **)&dev->batch.wrong, (void *)dev->wrong, 0));
     *dev->wrong = DS4_DEV_WRONG_NONE;
+    dev->overlap = can_overlap(dev);
     DS4_CUDA(cudaEventCreateWithFlags(&dev->batch_taken, cudaEventDisableTiming));
     return dev;
 }

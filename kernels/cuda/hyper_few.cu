@@ -303,7 +303,7 @@ static __global__ void __launch_bounds__(THREADS + 32)
 
 bool ds4_cuda_can_hyper_few(const struct ds4_device *dev, const struct ds4_hyper_few *p)
 {
-    return dev->cc >= 90 && dev->overlap && p->n_row <= MAX_ROWS &&
+    return dev->overlap && /* made for sm_90 */ p->n_row <= MAX_ROWS &&
            (p->dtype == DS4_DTYPE_F16 || p->dtype == DS4_DTYPE_BF16) && p->post != NULL &&
            p->d % (64 * BLOCKS) == 0 && p->d <= 2 * THREADS * BLOCKS && p->row_bytes % 16 == 0 &&
            p->x.stride % 2 == 0 && !p->u.bf16 && !p->o.bf16 && p->o.stride % 2 == 0 &&
