@@ -239,6 +239,8 @@
       "Commits that were not begun")                                                               \
     X(KV_DISK_ABORTS, "ds4_kv_disk_aborts_total", COUNTER, NONE,                                   \
       DS4_STAGE ",op=save|restore|remove", "Jobs of the disk tier a stage could not do")           \
+    X(KV_DISK_STATE, "ds4_kv_disk_state", GAUGE, NONE,                                             \
+      "state=off|opening|ready|stalled|lost|failing", "One of these is 1: how the disk tier is")   \
     X(KV_DISK_LIMIT, "ds4_kv_disk_limit_bytes", GAUGE, NONE, "",                                   \
       "What they may take, kv.disk_mb; 0 = there is no disk tier")                                 \
     X(KV_DISK_COMMITS, "ds4_kv_disk_commits", GAUGE, NONE, "", "Commits on disk")                  \

@@ -137,9 +137,14 @@ static const char *held_down_by(const struct ds4_health *health)
 static void view_degraded(const struct ds4_cluster *c, int64_t now_ns,
                           struct ds4_cluster_view *view)
 {
-    char text[64];
+    char text[64], trouble[DS4_TROUBLE_BYTES];
     const char *held;
 
+    (void)ds4_sched_disk_state(c->sched, trouble);
+    if (trouble[0] != '\0') {
+        view->state = DS4_CLUSTER_DEGRADED;
+        add_reason(view, trouble);
+    }
     for (int32_t s = 0; s < c->config.n_stage; s++)
         if (c->worker[s].health.state == DS4_WORKER_DRAINING) {
             view->state = DS4_CLUSTER_DEGRADED;
@@ -390,6 +395,7 @@ static void export_sched(const struct ds4_cluster *c, int64_t now_ns)
     ds4_metric_set(m, DS4_M_KV_BYTES, (double)s.host_bytes, "host");
     ds4_metric_set(m, DS4_M_KV_BYTES, (double)s.disk_bytes, "disk");
     ds4_metric_set(m, DS4_M_KV_DISK_COMMITS, s.commits, NULL);
+    ds4_metric_choose(m, DS4_M_KV_DISK_STATE, ds4_sched_disk_state(c->sched, NULL));
     ds4_metric_set(m, DS4_M_KV_SLOTS, s.slots_free, "free");
     ds4_metric_set(m, DS4_M_KV_SLOTS, s.slots_used, "used");
     ds4_metric_set(m, DS4_M_KV_USAGE,

@@ -212,6 +212,9 @@ struct ds4_kv_disk *ds4_kv_disk_open(const struct ds4_kv_disk_config *config, st
     memcpy(d->dir, config->dir, strlen(config->dir)); /* make_root checked the length */
     d->files.config = *config;
     d->files.config.dir = d->dir;
+    d->files.place.path = d->dir;
+    if (ds4_store_dir_check(&d->files.place, err) != 0)
+        goto fail;
     d->files.pause = pause_ns;
     d->files.pause_arg = d;
     d->files.header = malloc(DS4_KV_PART_MAX_HEADER);

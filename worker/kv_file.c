@@ -94,6 +94,14 @@ int ds4_kv_file_make_root(const char *dir, struct ds4_err *err)
     return 0;
 }
 
+/* Only the start makes the folder: later, a disk that is not mounted must not be filled up beside it. */
+static int check_place(struct ds4_kv_files *files, struct ds4_kv_done *done)
+{
+    struct ds4_err err = {0};
+
+    return ds4_store_dir_check(&files->place, &err) == 0 ? 0 : fail(done, DS4_KV_IO, "%s", err.msg);
+}
+
 static int sync_folder(const char *path)
 {
     char folder[DS4_KV_PATH_BYTES];
@@ -400,6 +408,8 @@ void ds4_kv_file_write(struct ds4_kv_files *files, const struct ds4_kv_job *job,
         (void)fail(done, DS4_KV_IO, "the name of the file is too long");
         return;
     }
+    if (check_place(files, done) != 0)
+        return;
     if (make_folders(path) != 0) {
         (void)fail_io(done, "folder");
         return;
@@ -503,6 +513,8 @@ static int read_ref(struct ds4_kv_files *files, const struct ds4_kv_job *job,
     if (!ds4_kv_part_path(path, files->config.dir, &want))
         return fail(done, DS4_KV_IO, "the name of the file is too long");
     fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT && check_place(files, done) != 0)
+        return -1; /* nothing is known of the part */
     if (fd < 0 && errno == ENOENT)
         return fail(done, DS4_KV_MISSING_PART, "no part of layers %d to %d", ref->first_layer,
                     ref->last_layer - 1);
@@ -547,6 +559,8 @@ void ds4_kv_file_unlink(struct ds4_kv_files *files, const struct ds4_kv_job *job
 
     if (!ds4_kv_part_path(path, files->config.dir, &job->part))
         return; /* cannot have been written */
+    if (check_place(files, done) != 0)
+        return;
     if (job->quarantine)
         quarantine(files, path);
     else if (unlink(path) != 0 && errno != ENOENT)

@@ -2,10 +2,12 @@
 #ifndef DS4_WORKER_KV_FILE_H
 #define DS4_WORKER_KV_FILE_H
 
+#include "common/store_dir.h"
 #include "worker/kv_disk.h"
 
 struct ds4_kv_files {
     struct ds4_kv_disk_config config;
+    struct ds4_store_dir place;          /* config.dir */
     uint8_t *header;                     /* [DS4_KV_PART_MAX_HEADER] */
     struct ds4_kv_part_section *section; /* [DS4_KV_PART_MAX_SECTIONS] */
     atomic_bool cancel;                  /* ends a job at the next piece */

@@ -45,7 +45,7 @@ struct ds4_commit {
     uint8_t floor_key[DS4_ID_BYTES];
     int32_t pos;
     bool shared;   /* many conversations may begin so */
-    bool denied;   /* could not be read: not tried again by this process */
+    bool denied;   /* could not be read: not tried again before the tier's owner says so */
     bool bad;      /* failed a check: goes once nobody is at it */
     int32_t pins;  /* reads under way */
     int32_t n_bad; /* generations that ended right after it was installed */

@@ -125,6 +125,16 @@ void ds4_folder_close(struct ds4_folder *f)
     f->lock_fd = -1;
 }
 
+bool ds4_folder_is_there(const struct ds4_folder *f)
+{
+    char lock[DS4_FOLDER_PATH_BYTES + 8];
+    struct stat ours, named;
+
+    snprintf(lock, sizeof(lock), "%s/lock", f->man);
+    return f->lock_fd >= 0 && fstat(f->lock_fd, &ours) == 0 && stat(lock, &named) == 0 &&
+           ours.st_dev == named.st_dev && ours.st_ino == named.st_ino;
+}
+
 static int sync_folder(const struct ds4_folder *f)
 {
     int rc, fd = open(f->man, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

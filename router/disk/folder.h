@@ -52,6 +52,8 @@ void ds4_folder_scan_deinit(struct ds4_folder_scan *scan);
 int ds4_folder_open(struct ds4_folder *folder, const char *dir,
                     const uint8_t fingerprint[DS4_ID_BYTES], struct ds4_err *err) DS4_MUST_CHECK;
 void ds4_folder_close(struct ds4_folder *folder);
+/* The folder that was opened is still the one of its name: not removed, not unmounted, not mounted over. */
+bool ds4_folder_is_there(const struct ds4_folder *folder);
 
 /* Reads the head of every manifest.  What is not sound becomes .bad; temporary files that are old go, and what
  * was put away a week ago.

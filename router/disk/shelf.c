@@ -3,6 +3,8 @@
  * Invariant: a job is in exactly one place: its maker's hands, the queue, running, the answers. */
 #include "router/disk/shelf.h"
 
+#include "common/store_dir.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +16,8 @@ struct queue {
 struct ds4_shelf {
     struct ds4_shelf_config config;
     char dir[DS4_FOLDER_PATH_BYTES / 2];
-    struct ds4_folder folder; /* the thread's own */
+    struct ds4_folder folder; /* the thread's own, and so is */
+    struct ds4_store_dir place;
     pthread_t thread;
     bool started;
     int32_t n_open; /* the loop's own */
@@ -55,21 +58,20 @@ static struct ds4_shelf_job *pop(struct queue *q)
 static int open_folder(struct ds4_shelf *s, struct ds4_shelf_job *job)
 {
     ds4_folder_close(&s->folder);
+    if (s->place.known && ds4_store_dir_check(&s->place, &job->err) != 0)
+        return -1;
     if (ds4_folder_open(&s->folder, s->dir, job->id, &job->err) != 0)
+        return -1;
+    if (ds4_store_dir_check(&s->place, &job->err) != 0)
         return -1;
     return ds4_folder_scan(&s->folder, job->id, job->local, &job->scan, &job->err);
 }
 
-static void run_job(struct ds4_shelf *s, struct ds4_shelf_job *job)
+static void do_job(struct ds4_shelf *s, struct ds4_shelf_job *job)
 {
     struct ds4_folder *f = &s->folder;
     struct ds4_err *err = &job->err;
 
-    if (job->kind != DS4_SHELF_OPEN && f->lock_fd < 0) {
-        job->rc = ds4_fail(err, DS4_E_IO, "the manifests' folder is not open");
-        job->reason = DS4_KV_IO;
-        return;
-    }
     switch (job->kind) {
     case DS4_SHELF_OPEN:
         job->rc = open_folder(s, job);
@@ -93,6 +95,21 @@ static void run_job(struct ds4_shelf *s, struct ds4_shelf_job *job)
         job->rc = ds4_folder_note_uses(f, job->bytes, job->n / sizeof(struct ds4_commit_use), err);
         break;
     }
+}
+
+/* What fails in a folder that is gone says nothing about what was asked for; and a file of a manifest that
+ * is not found in one is not missing. */
+static void run_job(struct ds4_shelf *s, struct ds4_shelf_job *job)
+{
+    job->gone = job->kind != DS4_SHELF_OPEN && !ds4_folder_is_there(&s->folder);
+    if (!job->gone)
+        do_job(s, job);
+    if (job->rc != 0 && job->kind != DS4_SHELF_OPEN)
+        job->gone = !ds4_folder_is_there(&s->folder);
+    if (!job->gone)
+        return;
+    job->rc = ds4_fail(&job->err, DS4_E_IO, "the manifests' folder is gone");
+    job->reason = DS4_KV_IO;
 }
 
 static void *run(void *arg)
@@ -136,6 +153,7 @@ struct ds4_shelf *ds4_shelf_new(const struct ds4_shelf_config *config, struct ds
     s->config = *config;
     memcpy(s->dir, config->dir, strlen(config->dir));
     s->folder.lock_fd = -1;
+    s->place.path = s->dir;
     s->todo.tail = &s->todo.head;
     s->done.tail = &s->done.head;
     pthread_mutex_init(&s->lock, NULL);

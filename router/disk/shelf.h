@@ -15,7 +15,8 @@
 struct ds4_shelf;
 
 enum ds4_shelf_kind {
-    DS4_SHELF_OPEN,   /* fingerprint, local: opens the folder and scans it; `scan` */
+    DS4_SHELF_OPEN, /* fingerprint, local: opens the folder and scans it; `scan`.  Makes it the first time; after that
+                       * kv.disk_dir must be there (common/store_dir.h) */
     DS4_SHELF_INTEND, /* id, bytes */
     DS4_SHELF_COMMIT, /* id, bytes */
     DS4_SHELF_RETIRE, /* id, quarantine */
@@ -33,7 +34,8 @@ struct ds4_shelf_job {
     size_t n;
     uint64_t tag; /* the asker's */
 
-    int rc; /* 0, or -1 with err */
+    int rc;    /* 0, or -1 with err */
+    bool gone; /* the folder is not there any more: nothing works before it is opened again */
     struct ds4_err err;
     enum ds4_kv_reason reason;
     struct ds4_manifest manifest; /* owned until taken (zero it then) */

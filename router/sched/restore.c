@@ -114,12 +114,12 @@ struct ds4_restore *ds4_restore_look(struct ds4_sched *s, struct ds4_request *re
 
     if (t->shelf == NULL || req->no_disk || req->no_cache_reads)
         return NULL;
-    if (!t->works || !t->scanned) {
-        miss(s, "scanning");
+    if (ds4_tier_is_down(s)) {
+        miss(s, "stalled");
         return NULL;
     }
-    if (ds4_tier_is_stalled(s)) {
-        miss(s, "stalled");
+    if (!t->works || !t->scanned) {
+        miss(s, "scanning");
         return NULL;
     }
     commit = ds4_catalog_find(t->catalog, token, n_tok - 1, ds4_chain_root(req->salt),
@@ -265,7 +265,7 @@ static void fail(struct ds4_sched *s, struct ds4_restore *r, enum ds4_kv_reason 
         return;
     r->failed = true;
     r->reason = reason;
-    count_result(s, ds4_tier_is_stalled(s) && reason == DS4_KV_CANCELLED && r->seq != NULL
+    count_result(s, ds4_tier_is_late(s) && reason == DS4_KV_CANCELLED && r->seq != NULL
                         ? "timeout"
                         : result_text(reason));
     snprintf(r->text, sizeof(r->text), "%s", text);
@@ -274,7 +274,7 @@ static void fail(struct ds4_sched *s, struct ds4_restore *r, enum ds4_kv_reason 
     if (is_bad(reason))
         condemn_all(s, r->commit, object);
     else if (reason == DS4_KV_IO)
-        r->commit->denied = true; /* it may be sound; this process does not try again */
+        r->commit->denied = true; /* it may be sound: pardoned after a while (tier_watch.c) */
 }
 
 void ds4_restore_forget_seq(struct ds4_sched *s, const struct ds4_seq *seq)
@@ -472,8 +472,10 @@ static void advance(struct ds4_sched *s, struct ds4_restore *r, bool may_install
         return; /* its sequence's first step is about to be posted */
     if (r->seq == NULL && !r->failed)
         fail(s, r, DS4_KV_CANCELLED, "the request is gone", -1);
-    if (!r->failed && !has_all(r) && ds4_tier_is_stalled(s))
-        fail(s, r, DS4_KV_CANCELLED, "the disk is late", -1); /* the commit may be sound */
+    if (!r->failed && !has_all(r) && ds4_tier_is_down(s))
+        fail(s, r, DS4_KV_CANCELLED,
+             ds4_tier_is_late(s) ? "the disk is late" : "the folder is gone",
+             -1); /* the commit may be sound */
     while (!r->failed && r->checked && r->n_flight < WINDOW && r->next < r->commit->n_object &&
            read_next(s, r)) {
     }

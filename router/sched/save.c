@@ -15,6 +15,7 @@
 #include "router/sched/tier.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
 
@@ -159,7 +160,8 @@ bool ds4_save_is_busy(const struct ds4_sched *s)
 {
     const struct ds4_tier *t = &s->tier;
 
-    return t->shelf != NULL && s->started && t->works && !s->failed && !ds4_tier_is_stalled(s) &&
+    return t->shelf != NULL && s->started && t->works && !s->failed && !ds4_tier_is_down(s) &&
+           (t->scanned || t->opening) &&
            (t->saving != NULL || t->queue.len > 0 || s->points.wanted.len > 0 ||
             s->points.saving.len > 0 || s->points.fresh.len > 0);
 }
@@ -222,6 +224,7 @@ static void finish(struct ds4_sched *s, bool good)
         ds4_tier_discard(s, v->m.commit, &garbage);
     DS4_VEC_DEINIT(&garbage);
     ds4_metric_add(s->config.metrics, DS4_M_KV_DISK_SAVES, 1, good ? "ok" : "failed");
+    ds4_tier_saved(s, good ? NULL : v->why);
     free(v->held);
     ds4_manifest_deinit(&v->m);
     free(v);
@@ -510,6 +513,8 @@ void ds4_save_answered(struct ds4_sched *s, struct ds4_transfer *transfer, int64
     v->written_bytes += transfer->bytes;
     if (transfer->reason != DS4_KV_OK) {
         v->failed = true;
+        if (transfer->reason == DS4_KV_IO || transfer->reason == DS4_KV_NO_SPACE)
+            snprintf(v->why, sizeof(v->why), "stage %d: %.90s", transfer->stage, transfer->text);
         ds4_log(DS4_LOG_WARN, "kv.save", "stage=%d reason=%s message=\"%s\"", transfer->stage,
                 ds4_kv_reason_text(transfer->reason), transfer->text);
     } else {
@@ -558,6 +563,8 @@ void ds4_save_noted(struct ds4_sched *s, const struct ds4_shelf_job *job)
         return;
     v->noted = true;
     v->failed |= job->rc != 0;
+    if (job->rc != 0)
+        snprintf(v->why, sizeof(v->why), "manifests: %.90s", job->err.msg);
 }
 
 void ds4_save_stored(struct ds4_sched *s, const struct ds4_shelf_job *job, int64_t now_ns)
@@ -578,6 +585,8 @@ void ds4_save_stored(struct ds4_sched *s, const struct ds4_shelf_job *job, int64
                 "tokens=%d written_mb=%.1f took_ms=%" PRId64 " commits=%d disk_mb=%" PRIu64,
                 v->m.pos, (double)v->written_bytes / 1e6, (now_ns - v->begun_ns) / DS4_NS_PER_MS,
                 ds4_catalog_n(t->catalog), ds4_catalog_bytes(t->catalog) >> 20);
+    if (job->rc != 0)
+        snprintf(v->why, sizeof(v->why), "manifests: %.90s", job->err.msg);
     if (commit == NULL) { /* it may be there all the same, and its parts will not */
         struct ds4_shelf_job *retire = ds4_shelf_job_new(DS4_SHELF_RETIRE, job->id, 0);
 
@@ -592,17 +601,16 @@ void ds4_save_tick(struct ds4_sched *s, int64_t now_ns)
     struct ds4_tier *t = &s->tier;
     struct ds4_saving *v;
 
-    if (!t->scanned)
-        return;
-    while (t->saving == NULL && t->queue.len > 0 && !t->shrinking && !ds4_tier_is_stalled(s)) {
+    while (t->saving == NULL && t->queue.len > 0 && t->scanned && !t->shrinking &&
+           !ds4_tier_is_down(s) && (t->flush || now_ns >= t->save_ns)) {
         struct ds4_point *point = t->queue.ptr[0];
 
         memmove(t->queue.ptr, t->queue.ptr + 1, --t->queue.len * sizeof(*t->queue.ptr));
         begin(s, point, now_ns);
     }
     v = t->saving;
-    if (v != NULL && ds4_tier_is_stalled(s))
-        v->failed = true; /* whoever is late: what it waits for may never come */
+    if (v != NULL && ds4_tier_is_down(s))
+        v->failed = true; /* what it waits for may never come */
     if (v == NULL || v->storing || (!v->noted && !v->failed))
         return;
     while (!v->failed && v->next < v->m.n_object) {

@@ -68,6 +68,8 @@ struct ds4_sched_port {
     int (*send_kv_unlink)(void *owner, const struct ds4_kv_unlink *unlink, struct ds4_err *err);
 };
 
+#define DS4_TROUBLE_BYTES 128
+
 struct ds4_sched *ds4_sched_new(const struct ds4_sched_config *config,
                                 const struct ds4_sched_port *port, struct ds4_err *err);
 /* Requests still held end with DS4_REASON_DRAINING. */
@@ -148,6 +150,9 @@ int ds4_sched_kv_done(struct ds4_sched *sched, int32_t stage, const struct ds4_k
  * nothing is left to save. */
 void ds4_sched_save_all(struct ds4_sched *sched, int64_t now_ns);
 bool ds4_sched_is_saving(const struct ds4_sched *sched);
+/* How the disk tier is: off, opening, ready, stalled, lost, failing.  *trouble, if it is not NULL, is what to do something
+ * about, in words; "" = nothing. */
+const char *ds4_sched_disk_state(const struct ds4_sched *sched, char trouble[DS4_TROUBLE_BYTES]);
 /* Ends the disk thread when it has done what it was asked for; nothing is kept on disk from then on. */
 void ds4_sched_close_disk(struct ds4_sched *sched);
 

@@ -108,7 +108,7 @@ void ds4_tier_deinit(struct ds4_sched *s)
 
 /* ---- generations ------------------------------------------------------------------------------------ */
 
-static void open_folder(struct ds4_sched *s)
+void ds4_tier_open(struct ds4_sched *s)
 {
     struct ds4_tier *t = &s->tier;
     const struct ds4_kv_host *host = &s->points.host;
@@ -140,15 +140,15 @@ void ds4_tier_start(struct ds4_sched *s)
     const struct ds4_kv_host *host = &s->points.host;
 
     t->works = t->shelf != NULL && host->disk && host->n_stage > 0;
-    s->points.watched = t->works;
+    s->points.watched = t->works && !t->lost;
     if (t->shelf != NULL && !t->works)
         ds4_log(DS4_LOG_WARN, "kv.disk",
                 "message=\"nothing is kept on disk: a stage has no disk tier, or no memory for "
                 "restore points\"");
     if (t->works && memcmp(t->fingerprint, host->fingerprint, DS4_ID_BYTES) != 0)
         t->scanned = false; /* what is known is of another model */
-    if (t->works && !t->opening && !t->scanned)
-        open_folder(s);
+    if (t->works && !t->opening && !t->scanned && !t->lost)
+        ds4_tier_open(s);
 }
 
 void ds4_tier_stop(struct ds4_sched *s, bool lost)
@@ -402,7 +402,7 @@ static void clean_up(struct ds4_sched *s)
 {
     struct ds4_tier *t = &s->tier;
 
-    while (t->garbage.len > 0 && t->scanned && !ds4_tier_is_stalled(s)) {
+    while (t->garbage.len > 0 && t->scanned && !ds4_tier_is_down(s)) {
         struct ds4_garbage *g = t->garbage.ptr[0];
         struct ds4_shelf_job *job;
 
@@ -482,12 +482,11 @@ static void scanned(struct ds4_sched *s, struct ds4_shelf_job *job, int64_t now_
 
     t->opening = false;
     if (s->started && t->works && memcmp(s->points.host.fingerprint, job->id, DS4_ID_BYTES) != 0) {
-        open_folder(s); /* the stages came back with another model while it ran */
+        ds4_tier_open(s); /* the stages came back with another model while it ran */
         return;
     }
     if (job->rc != 0) {
-        ds4_log(DS4_LOG_ERROR, "kv.disk", "error=\"nothing is kept on disk: %s\"", job->err.msg);
-        t->works = false;
+        ds4_tier_lost(s, job->err.msg);
         return;
     }
     for (size_t i = 0; i < scan->commit.len; i++) {
@@ -510,6 +509,7 @@ static void scanned(struct ds4_sched *s, struct ds4_shelf_job *job, int64_t now_
                            ds4_kv_reason_text((enum ds4_kv_reason)r));
     t->scanned = true;
     t->shrinking = true;
+    ds4_tier_found(s);
     ds4_log(DS4_LOG_INFO, "kv.disk",
             "commits=%d mb=%" PRIu64 " limit_mb=%" PRIu64 " leftovers=%zu orphans=%d",
             ds4_catalog_n(t->catalog), ds4_catalog_bytes(t->catalog) >> 20, t->max_bytes >> 20,
@@ -537,6 +537,8 @@ static void take_answers(struct ds4_sched *s, int64_t now_ns)
     struct ds4_shelf_job *job;
 
     while ((job = ds4_shelf_next(s->tier.shelf)) != NULL) {
+        if (job->gone)
+            ds4_tier_lost(s, job->err.msg);
         switch (job->kind) {
         case DS4_SHELF_OPEN:
             scanned(s, job, now_ns);
@@ -565,6 +567,7 @@ void ds4_tier_tick(struct ds4_sched *s, int64_t now_ns)
 
     if (t->shelf == NULL)
         return;
+    t->now_ns = now_ns;
     take_answers(s, now_ns);
     ds4_tier_watch(s, now_ns);
     if (t->uses_dirty && now_ns - t->uses_ns >= USES_EVERY_NS) {

@@ -13,7 +13,8 @@
  * stage has verified all of them, one step installs them and runs on.  Anything else: the lease goes
  * back, and the request is admitted again as if there were no disk.
  *
- * Deadlines (tier_watch.c): a stage that is silent with jobs before it is late.  Its jobs are kept in the list,
+ * Health (tier_watch.c).  A folder that is gone (removed, unmounted) is opened and scanned again, until then
+ * nothing is kept or found.  A stage that is silent with jobs before it is late.  Its jobs are kept in the list,
  * for it may still be at them, but nobody waits: saves come to nothing, requests go on cold, nothing more is
  * asked for until it has answered.
  *
@@ -37,6 +38,8 @@
 #define DS4_RESTORE_MAX_PARTS 512 /* operations of a step that one restore may take */
 #define DS4_MAX_STAGED_DROP   64  /* of a step */
 #define DS4_SAVE_QUEUE        32  /* points waiting to be saved */
+
+#define DS4_DISK_TEXT 120
 
 struct ds4_sched;
 struct ds4_seq;
@@ -87,6 +90,7 @@ struct ds4_saving {
     bool failed;
     bool storing;
     int64_t begun_ns;
+    char why[DS4_DISK_TEXT]; /* the disk's reason; "" = it is not the disk's fault */
 };
 
 struct ds4_restore {
@@ -120,8 +124,16 @@ struct ds4_tier {
     int64_t heard_ns[DS4_MAX_STAGES];  /* when each stage answered last */
     int64_t shelf_ns;                  /* when the folder's thread did, or had nothing to do */
     int32_t n_late;                    /* transfers that are */
+    int32_t late_stage;                /* of the newest of them */
     bool shelf_late;
-    bool stalled; /* as it was in the last turn */
+    bool lost;                   /* the folder is gone, or could not be opened */
+    bool was_late;               /* in the last turn */
+    int64_t now_ns;              /* of this turn */
+    int64_t retry_ns, wait_ns;   /* when the folder is opened again */
+    int64_t save_ns;             /* no save is begun before */
+    int32_t n_failed;            /* saves in a row, for reasons of the disk */
+    int64_t pardon_ns;           /* when what could not be read is tried again */
+    char trouble[DS4_DISK_TEXT]; /* of the lost folder, or the last failed save */
     uint64_t next_job, next_staging;
     DS4_VEC(struct ds4_transfer *) transfer;
     int32_t n_write; /* of them */
@@ -167,8 +179,18 @@ void ds4_tier_count_reject(struct ds4_sched *s, enum ds4_kv_reason reason);
 
 /* Once per turn, before the rest: who is late, and who is not any more. */
 void ds4_tier_watch(struct ds4_sched *s, int64_t now_ns);
-/* A stage or the folder is late: nothing new is asked for, and what was is not waited for. */
-bool ds4_tier_is_stalled(const struct ds4_sched *s);
+/* A stage or the folder is late, or the folder is gone: nothing new is asked for, and what was is not waited
+ * for. */
+bool ds4_tier_is_down(const struct ds4_sched *s);
+bool ds4_tier_is_late(const struct ds4_sched *s);
+/* The folder is gone, or could not be opened: everything in it is unknown until it can. */
+void ds4_tier_lost(struct ds4_sched *s, const char *why);
+/* It is open and known. */
+void ds4_tier_found(struct ds4_sched *s);
+/* A save ended: well (NULL), or why the disk could not.  After the second in a row there are pauses. */
+void ds4_tier_saved(struct ds4_sched *s, const char *why);
+/* Opens the folder of the stages' fingerprint and scans it (tier.c); nothing may be under way. */
+void ds4_tier_open(struct ds4_sched *s);
 
 /* save.c */
 
