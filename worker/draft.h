@@ -8,6 +8,9 @@
  *
  *   open -> [start] -> note ... -> propose -> (step) -> judge -> propose ...
  *
+ * The history of a slot begins where its sequence began to be computed: of what lies before a point the last
+ * stage has the rows and not the tokens, so nothing is drafted from there.
+ *
  * A sequence whose drafts cost more than they bring rests for a number of tokens, twice as many each
  * time.  That depends on its tokens and drafts alone, so it is the same in every run. */
 #ifndef DS4_WORKER_DRAFT_H
