@@ -311,6 +311,7 @@ soak: $(BINS) $(addprefix $(BUILD)/tests/unit/test_,stream direct kv_model kv_po
 	PYTHONHASHSEED=0 python3 tests/e2e/test_churn.py --config $(CONFIG) --seconds 600
 	python3 tests/e2e/test_soak.py --config $(CONFIG) --seconds 7200
 	python3 tests/e2e/test_disk.py --config $(CONFIG) --seconds 60
+	python3 tests/e2e/check_mounts.py --config $(CONFIG)
 	python3 tests/e2e/test_service.py Kills --config $(CONFIG) --seconds $(SOAK_SECONDS)
 
 fuzz: $(FUZZERS) ## run each fuzzer FUZZ_SECONDS
