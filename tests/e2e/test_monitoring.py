@@ -73,7 +73,7 @@ class Files(unittest.TestCase):
         ids = [panel["id"] for panel in board["panels"]]
         self.assertEqual(len(ids), len(set(ids)))
         self.assertEqual([p["title"] for p in board["panels"] if p["type"] == "row"],
-                         ["Now", "Traffic", "Latency", "Pipeline", "Cache", "Quality", "Machines"])
+                         ["Now", "Traffic", "Latency", "Pipeline", "Speculation", "Cache", "Quality", "Machines"])
         taken = set()
         for panel in board["panels"]:
             at = panel["gridPos"]
