@@ -79,7 +79,7 @@ static bool requeue(struct ds4_sched *s, struct ds4_seq *seq, int64_t now_ns)
     if (!seq->reading) { /* else it stands where it stood in the queue */
         DS4_VEC_DEINIT(&req->history);
         req->history.ptr = seq->token.ptr;
-        req->history.len = seq->token.len;
+        req->history.len = (size_t)seq->n_told; /* of a record that was refused nobody has heard */
         req->history.cap = seq->token.cap;
         seq->token = (struct ds4_tokens){0};
     }

@@ -26,6 +26,7 @@ struct ds4_seq *ds4_seq_new(uint64_t id, const int32_t *prompt, int32_t n_prompt
     seq->state = DS4_SEQ_PREFILL;
     seq->n_prompt = n_prompt;
     seq->fill_end = n_prompt;
+    seq->n_told = n_prompt;
     seq->max_pos = max_pos;
     seq->n_posted = start_pos;
     seq->n_acked = start_pos;
@@ -238,6 +239,7 @@ int ds4_seq_splice(struct ds4_seq *seq, int32_t keep, const int32_t *token, int3
         return ds4_fail(err, DS4_E_NOMEM, "no memory for the tokens of a sequence");
     memcpy(seq->token.ptr + keep, token, (size_t)n * sizeof(*token));
     seq->token.len = (size_t)keep + (size_t)n;
+    seq->n_told = keep + n;
     seq->fill_end = keep + n;
     seq->cut = keep;
     if (seq->n_posted + seq->n_ahead > keep) {

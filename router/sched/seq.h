@@ -48,7 +48,8 @@ struct ds4_seq {
     int32_t n_posted;
     int32_t n_ahead; /* drafts of posted entries, not acknowledged */
     int32_t n_acked;
-    int32_t hi;          /* as in struct ds4_hot */
+    int32_t n_told; /* later tokens came with a record that was refused: nobody has heard of them */
+    int32_t hi;     /* as in struct ds4_hot */
     int32_t install_pos; /* rows below are others' and exist; n_posted may begin below (a replay) */
     int32_t n_flight;    /* posted entries not acknowledged */
     int64_t last_step;   /* newest step with an entry of it, -1 none */

@@ -631,6 +631,7 @@ int ds4_sched_tokens(struct ds4_sched *s, const struct ds4_tokens_out *out, int6
 
         ds4_count_drafts(s->config.metrics, s->form.n_stage, &out->entry[i]);
         seq->n_flight--;
+        seq->n_told = (int32_t)seq->token.len;
         ds4_restore_acked(s, seq, (out->entry[i].flags & DS4_TOKEN_NONFINITE) == 0);
         if (!posted->entry[i].stale)
             ds4_engine_index(s, seq, now_ns);

@@ -620,6 +620,51 @@ static void a_lost_generation_fails_the_running_and_keeps_the_waiting(void **sta
     ds4_rig_close(&rig);
 }
 
+/* The record is checked entry by entry, and the last one is wrong: tokens of those before it were taken, and
+ * nobody was told. */
+static void tokens_of_a_refused_record_are_not_missing_after_a_replay(void **state)
+{
+    const struct ds4_err why = {.code = DS4_E_UNAVAILABLE, .msg = "the stages disagree"};
+    struct ds4_rig_shape shape = small;
+    struct ds4_rig_client *client[2];
+    struct ds4_token_entry entry[2];
+    struct ds4_tokens_out out = {0};
+    struct ds4_err err = {0};
+    struct ds4_rig rig;
+
+    (void)state;
+    shape.n_stage = 1; /* both decode in one step */
+    shape.max_draft = 4;
+    shape.config.replay = true;
+    ds4_rig_open(&rig, &shape);
+    client[0] = submit(ds4_rig_client(&rig, 41, 100, 60));
+    client[1] = submit(ds4_rig_client(&rig, 42, 100, 60));
+    for (int32_t turn = 0; turn < 6; turn++)
+        assert_true(ds4_rig_turn(&rig));
+    do {
+        ds4_sched_pump(rig.sched, rig.now_ns);
+        if (out.n_entry == 1)
+            assert_int_equal(ds4_sched_tokens(rig.sched, &out, rig.now_ns, &err), 0);
+        assert_true(ds4_scripted_answer(&rig.stage, &out));
+    } while (out.n_entry == 1);
+    assert_int_equal(out.n_entry, 2);
+    assert_true(out.entry[0].n_token > 0);
+    memcpy(entry, out.entry, sizeof(entry));
+    entry[1].epoch++;
+    out.entry = entry;
+    assert_int_equal(ds4_sched_tokens(rig.sched, &out, rig.now_ns, &err), -1);
+    ds4_sched_stop(rig.sched, DS4_REASON_RESTARTED, &why, rig.now_ns);
+    ds4_rig_start(&rig);
+    ds4_rig_run(&rig);
+    assert_clean(&rig);
+    for (int32_t i = 0; i < 2; i++) {
+        assert_int_equal(client[i]->n_done, 1);
+        assert_true(ds4_rig_is_right(client[i], 60));
+        ds4_rig_client_free(client[i]);
+    }
+    ds4_rig_close(&rig);
+}
+
 static void an_answer_that_was_not_asked_for_is_a_broken_protocol(void **state)
 {
     struct ds4_rig rig;
@@ -916,6 +961,7 @@ int main(void)
         cmocka_unit_test(waiting_for_blocks_is_not_an_error),
         cmocka_unit_test(a_row_that_is_not_finite_ends_that_sequence_only),
         cmocka_unit_test(a_lost_generation_fails_the_running_and_keeps_the_waiting),
+        cmocka_unit_test(tokens_of_a_refused_record_are_not_missing_after_a_replay),
         cmocka_unit_test(an_answer_that_was_not_asked_for_is_a_broken_protocol),
         cmocka_unit_test(a_newcomer_is_served_beside_a_long_prompt),
         cmocka_unit_test(an_idle_cluster_is_probed_every_ten_seconds),
