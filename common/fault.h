@@ -30,6 +30,7 @@
     X(NCCL_HANG, "nccl_hang")           /* a step's rows or record are never sent */               \
     X(ROWS_HEADER, "rows_header")       /* rows say that they are another step's */                \
     X(RECORD_HEADER, "record_header")   /* a token record says so */                               \
+    X(TOKEN_DELAY_MS, "token_delay_ms") /* a step's tokens return 50 ms later */                   \
     X(RESERVE_FAIL, "reserve_fail")     /* a request finds no room although there is */            \
     X(GROW_FAIL, "grow_fail")           /* a running one finds no block */                         \
     X(COW_FAIL, "cow_fail")             /* a block cannot be copied for who goes on inside it */   \

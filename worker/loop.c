@@ -30,7 +30,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define N_PHASE (DS4_PHASE_SEND + 1)
+#define N_PHASE        (DS4_PHASE_SEND + 1)
+#define FAULT_DELAY_NS (50 * DS4_NS_PER_MS)
 
 enum command_kind { COMMAND_FORM, COMMAND_STEP, COMMAND_JOB };
 
@@ -535,6 +536,8 @@ static int send_results(struct ds4_loop *loop, const struct ds4_step *step,
         return send_rows(loop, step, err);
     if (DS4_FAULT_POINT(RECORD_HEADER))
         loop->record.step_no++;
+    if (DS4_FAULT_POINT(TOKEN_DELAY_MS))
+        nanosleep(&(struct timespec){.tv_nsec = FAULT_DELAY_NS}, NULL);
     if (loop->config.pipe->publish(loop->pipe, &loop->record, pipe_deadline(loop), err))
         return ds4_err_wrap(err, "publishing step %" PRId64, step->step_no);
     ds4_buf_init(&event.payload, DS4_MAX_FRAME_BYTES);

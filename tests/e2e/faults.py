@@ -22,6 +22,8 @@ HELLO = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "
 TEXT = "Hi! How can I help you?"
 STORY = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "temperature": 0,
          "max_tokens": 400, "min_tokens": 400, "stream": True}
+LATE = [dict(STORY, temperature=1.0, seed=number, max_tokens=16 + number, min_tokens=16 + number)
+        for number in range(2)]
 
 
 class Faults(unittest.TestCase):
@@ -193,6 +195,53 @@ class Faults(unittest.TestCase):
                 self.assertEqual([w.poll() for w in self.rig.workers], [None, None])
             self.tearDown()
             self.setUp()
+
+    def said(self, bodies):
+        """What each of these streams says, all at once."""
+        said = [[] for _ in bodies]
+        readers = [threading.Thread(target=lambda n=n: said[n].extend(self.rig.stream(CHAT, bodies[n])))
+                   for n in range(len(bodies))]
+        for reader in readers:
+            reader.start()
+        texts = []
+        for frames, reader in zip(said, readers):
+            reader.join(e2e.PATIENCE)
+            self.assertFalse(reader.is_alive(), "a stream hangs\n" + self.rig.logs())
+            data = [text for event, text in frames if event != ":"]
+            self.assertEqual(data[-1], "[DONE]")
+            deltas = [choice["delta"] for text in data[:-1] for choice in json.loads(text)["choices"]]
+            texts.append("".join((d.get("reasoning_content") or "") + (d.get("content") or "") for d in deltas))
+        return texts
+
+    def sum_of(self, pattern):
+        text = self.rig.request("GET", "/metrics")[2].decode()
+        found = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(pattern, line)]
+        self.assertTrue(found, pattern)
+        return sum(found)
+
+    def test_no_step_begins_before_tokens_that_return_late_and_streams_say_the_same(self):
+        """Tokens 50 ms late, drafts with them (kv-cache.md 6: T24).  A stage ends, with 72, at an entry whose
+        token is not that of the step it names, and the router counts rows that it has no token for."""
+        self.rig.start()
+        right = self.said(LATE)
+        self.assertTrue(all(right))
+        for method in ("none", "ngram"):
+            with self.subTest(method):
+                self.rig.stop()
+                self.rig = e2e.rig(stages=2, settings={"spec": {"method": method}})
+                generation = self.start("token_delay_ms:1+", 1)["generation"]
+                # Alone its next step is posted ahead of its token: the first stage has it, and waits.
+                self.assertEqual(self.said(LATE[:1]), right[:1])
+                late_s = self.sum_of("ds4_decode_steps_total") * 0.050
+                steps = self.sum_of("ds4_steps_total")
+                e2e.wait_until(lambda: self.sum_of('ds4_stage_steps_total{.*stage="0"') >= steps, self.rig.logs)
+                self.assertGreater(self.sum_of('ds4_stage_wait_seconds_total{.*stage="0".*on="token"'), late_s / 4)
+                # Beside others it is not posted before the token is back.
+                self.assertEqual(self.said(LATE), right)
+                self.assertIn("fault.acts point=token_delay_ms", self.log(1))
+                self.assertEqual(self.sum_of("ds4_kv_invariant_failures_total"), 0)
+                self.assertEqual(self.rig.wait_ready()["generation"], generation)
+                self.assertEqual([w.poll() for w in self.rig.workers], [None, None])
 
     def test_steps_of_another_generation_change_nothing(self):
         self.start("stale_epoch_msg:1+", 1)
