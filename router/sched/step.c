@@ -422,13 +422,19 @@ static void report_progress(struct ds4_sched *s, struct ds4_seq *seq, int64_t no
         ds4_sched_cancel(s, req, req->cancel, now_ns);
 }
 
+/* Can the rows of the known tokens from `keep` on be taken back? */
+static bool can_take_back(const struct ds4_sched *s, const struct ds4_seq *seq, int32_t keep)
+{
+    return keep >= seq->n_prompt && ds4_seq_can_cut(seq, keep, s->config.hot_window_tok);
+}
+
 bool ds4_engine_splice(struct ds4_sched *s, struct ds4_seq *seq, int32_t n_drop,
                        const int32_t *token, int32_t n, struct ds4_err *err)
 {
     int32_t known = (int32_t)seq->token.len, keep = known - n_drop;
 
     /* Rows that cannot be taken back stay, although the client has not seen their text. */
-    if (keep < seq->n_prompt || !ds4_seq_can_cut(seq, keep, s->config.hot_window_tok))
+    if (!can_take_back(s, seq, keep))
         keep = known;
     if (seq->state != DS4_SEQ_DECODE || keep + n >= seq->max_pos) {
         (void)ds4_fail(err, DS4_E_BUSY, "no position is left for %d tokens", n);
@@ -458,7 +464,12 @@ static void splice(struct ds4_sched *s, struct ds4_seq *seq, const struct ds4_to
     int32_t n_drop = how->n_drop + entry->n_token - accept->n_used;
     struct ds4_err err = {0};
 
-    if (ds4_engine_splice(s, seq, n_drop, how->text->ptr, (int32_t)how->text->len, &err))
+    /* Behind the token that fired, drafts may have brought the turn's end: of that no stage runs a row, so
+     * there is nothing to go on from unless it is taken back. */
+    if ((entry->flags & DS4_TOKEN_ENDED) != 0 &&
+        !can_take_back(s, seq, (int32_t)seq->token.len - n_drop))
+        (void)ds4_fail(&err, DS4_E_BUSY, "the turn has ended behind the place of the splice");
+    else if (ds4_engine_splice(s, seq, n_drop, how->text->ptr, (int32_t)how->text->len, &err))
         return;
     seq->req->usage.recovery_tok -= (int32_t)how->text->len;
     if (err.code == DS4_E_BUSY)
