@@ -2,7 +2,7 @@
  *
  * A warp streams its rows in chunks of about 1 KiB through a ring of stages in shared memory (cp.async,
  * 16 bytes a lane, whatever the row's alignment), so the bytes in flight do not depend on registers:
- * 32 warps x 3 chunks are 100 KiB an SM, four times what the memory's latency asks for.  No barrier but
+ * 32 warps x 3 to 5 chunks are 100 KiB and more an SM, four times what the memory's latency asks for.  No barrier but
  * the warp's own.  INT8: a lane owns whole units of 32 values, decodes them once and meets every input
  * with dp4a.  EXACT: a lane owns four values of a unit, so that f32 inputs are read 16 bytes a lane
  * without conflicts.
@@ -36,7 +36,9 @@ template <int D, int R> struct ds4_gemv_shape {
     static constexpr int room = (chunk_bytes + 15) / 16 * 16 + 32; /* any start, a word to spare */
     /* 44 KiB over four warps, half of that beside the selectors. */
     static constexpr int fit = (D == DS4_DTYPE_IQ2_XXS ? 5632 : 11264) / (R * room);
-    static constexpr int stages = fit > 4 ? 4 : fit < 2 ? 2 : fit;
+    /* Q8_0: what eight blocks an SM have room for, which was fastest of 2 to 10 on an H200. */
+    static constexpr int most = D != DS4_DTYPE_Q8_0 ? 4 : R == 1 ? 6 : 3;
+    static constexpr int stages = fit > most ? most : fit < 2 ? 2 : fit;
 };
 
 template <int D, int R> struct ds4_gemv_ring {
@@ -375,7 +377,8 @@ ds4_gemv_work_of(const struct ds4_product &p, int32_t part, int32_t x_part)
 
 /* Dense: exactly N inputs.  Block (x: rows, y: part, z: matrix). */
 template <int D, bool INT8, int N, int R>
-static __global__ void __launch_bounds__(32 * DS4_GEMV_WARPS)
+static __global__ void __launch_bounds__(32 * DS4_GEMV_WARPS,
+                                         INT8 &&N == 1 && R == 2 ? DS4_GEMV_BLOCKS : 1)
     ds4_gemv_dense(const __grid_constant__ struct ds4_product p)
 {
     __shared__ struct ds4_gemv_ring<D, R> ring;
@@ -467,14 +470,15 @@ static void ds4_gemv_launch(struct ds4_device *dev, const struct ds4_product *p)
               32 * DS4_GEMV_WARPS, 0, dev, *p);
 }
 
-/* One input: where every warp has several rows of Q8_0 it takes two at once, which share the input's loads. */
+/* One input: two rows of Q8_0 at once, which share the input's loads, where their pairs are enough for three
+ * quarters of the warps. */
 template <int D, bool INT8>
 static void ds4_gemv_launch_one(struct ds4_device *dev, const struct ds4_product *p)
 {
     const int64_t rows = (int64_t)p->n_row * p->n_part * p->n_w;
 
     if constexpr (D == DS4_DTYPE_Q8_0) {
-        if (rows >= (int64_t)4 * DS4_GEMV_BLOCKS * DS4_GEMV_WARPS * dev->n_sm) {
+        if (2 * rows >= (int64_t)3 * DS4_GEMV_BLOCKS * DS4_GEMV_WARPS * dev->n_sm) {
             ds4_gemv_launch<D, INT8, 1, 2>(dev, p);
             return;
         }

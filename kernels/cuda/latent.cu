@@ -23,9 +23,9 @@ struct latent {
     uint8_t *packed; /* of q; NULL: not */
 };
 
-/* v[k] = w * x * rsqrt(mean(x^2) + eps) at threadIdx.x + k * THREADS. */
+/* row = w * x * rsqrt(mean(x^2) + eps); a thread's values are those at threadIdx.x + k * THREADS. */
 static __device__ __forceinline__ void norm_row(const float *x, const float *w, int32_t d,
-                                                float eps, float *shared, float (&v)[EACH])
+                                                float eps, float *shared, float *row)
 {
     float g[EACH], square = 0.0f, factor;
 
@@ -36,58 +36,49 @@ static __device__ __forceinline__ void norm_row(const float *x, const float *w, 
         g[k] = i < d ? __ldg(w + i) : 0.0f; /* a weight */
     }
     ds4_wait_previous();
+#pragma unroll 4
+    for (int32_t i = threadIdx.x; i < d; i += THREADS) {
+        const float v = x[i];
+
+        row[i] = v;
+        square += v * v;
+    }
+    square = ds4_block_sum(square, shared);
+    factor = 1.0f / sqrtf(square / (float)d + eps);
 #pragma unroll
     for (int k = 0; k < EACH; k++) {
         const int32_t i = threadIdx.x + k * THREADS;
 
-        v[k] = i < d ? x[i] : 0.0f;
+        if (i < d)
+            row[i] = g[k] * (row[i] * factor);
     }
-#pragma unroll
-    for (int k = 0; k < EACH; k++)
-        square += v[k] * v[k];
-    square = ds4_block_sum(square, shared);
-    factor = 1.0f / sqrtf(square / (float)d + eps);
-#pragma unroll
-    for (int k = 0; k < EACH; k++)
-        v[k] = g[k] * (v[k] * factor);
 }
 
-/* Block (x: 0 query, 1 cache row; y: token). */
+/* Block (x: 0 query, 1 cache row; y: token).  Loops stay short: what runs once waits for its instructions. */
 static __global__ void __launch_bounds__(THREADS)
     latent_kernel(const __grid_constant__ struct latent a)
 {
     __shared__ float row[EACH * THREADS];
     __shared__ float shared[32];
-    const int32_t t = blockIdx.y;
+    const int32_t t = blockIdx.y, n_unit = a.d_q / DS4_UNIT_VALUES;
     float *const q = a.q + t * a.q_stride, *const kv = a.kv + t * a.kv_stride;
-    float v[EACH];
 
     ds4_release_next();
     if (blockIdx.x == 0) {
-        norm_row(q, a.q_norm, a.d_q, a.eps, shared, v);
-#pragma unroll
-        for (int k = 0; k < EACH; k++) {
-            const int32_t i = threadIdx.x + k * THREADS, n_unit = a.d_q / DS4_UNIT_VALUES;
-
-            if (i >= a.d_q)
-                continue;
-            q[i] = v[k];
+        norm_row(q, a.q_norm, a.d_q, a.eps, shared, row);
+#pragma unroll 1
+        for (int32_t i = threadIdx.x; i < a.d_q; i += THREADS) {
+            q[i] = row[i];
             if (a.packed != NULL) /* whole warps: d_q is a multiple of 32 */
-                ds4_pack_unit(v[k], i / DS4_UNIT_VALUES, n_unit,
+                ds4_pack_unit(row[i], i / DS4_UNIT_VALUES, n_unit,
                               a.packed + t * ds4_packed_row_bytes(n_unit));
         }
         return;
     }
-    norm_row(kv, a.kv_norm, a.d_kv, a.eps, shared, v);
-#pragma unroll
-    for (int k = 0; k < EACH; k++) {
-        const int32_t i = threadIdx.x + k * THREADS;
-
-        if (i < a.d_kv)
-            row[i] = v[k];
-    }
+    norm_row(kv, a.kv_norm, a.d_kv, a.eps, shared, row);
     __syncthreads();
     if (a.batch.entry[a.batch.entry_of[t]].active)
+#pragma unroll 1
         for (int32_t i = threadIdx.x; i < a.d_rope / 2; i += THREADS)
             ds4_dev_rotate(row + a.d_kv - a.d_rope + 2 * i, a.freq[i], a.batch.pos[t], false);
     ds4_dev_round_row(a.format, a.d_kv, a.d_rope, row);
