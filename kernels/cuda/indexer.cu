@@ -7,6 +7,7 @@
  * nothing is lost.  Selection is a radix search over order-preserving keys
  * (four passes of 8 bits) and an ordered compaction: no sorting, ties to the lower row, the same bits
  * every run, NaN never chosen before a number. */
+#include "kernels/cuda/index_rows.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rows.cuh"
 
@@ -402,7 +403,8 @@ static __global__ void select_kernel(struct index_args a)
 size_t ds4_cuda_index_scratch(const struct ds4_device *dev, const struct ds4_limits *limits)
 {
     (void)dev;
-    return (size_t)INDEX_QUERIES * (size_t)(limits->max_context / 4 + 1) * sizeof(float) + 512;
+    return (size_t)INDEX_QUERIES * (size_t)(limits->max_context / 4 + 1) * sizeof(float) + 512 +
+           ds4_cuda_index_key_room(limits);
 }
 
 void ds4_cuda_index(struct ds4_device *dev, const struct ds4_index_args *a)
@@ -423,9 +425,28 @@ void ds4_cuda_index(struct ds4_device *dev, const struct ds4_index_args *a)
                               0,
                               0};
     size_t used = dev->stream == dev->main_stream ? 0 : dev->scratch_bytes / 2;
-    const size_t room = (dev->scratch_bytes - used) / sizeof(float) - 64; /* alignment */
+    const bool tile = can_tile(dev, &args);
+    struct ds4_index_rows many = {dev->batch,
+                                  args.q,
+                                  args.q_tok,
+                                  args.q_head,
+                                  args.w,
+                                  args.w_tok,
+                                  args.n_head,
+                                  a->pages,
+                                  a->ratio,
+                                  a->top_k,
+                                  NULL,
+                                  0,
+                                  0,
+                                  0,
+                                  dev->shape.n_entry,
+                                  dev->shape.horizon / a->ratio,
+                                  NULL};
+    const size_t key_bytes =
+        tile && many.n_page > a->top_k ? ds4_cuda_index_key_bytes(&dev->shape, a->ratio) : 0;
     int32_t queries, rows;
-    bool tile;
+    size_t room;
 
     if (dev->batch.n_tok == 0)
         return;
@@ -441,6 +462,11 @@ void ds4_cuda_index(struct ds4_device *dev, const struct ds4_index_args *a)
         DS4_CHAIN(query_kernel, dim3(args.n_head, dev->batch.n_tok), QUERY_THREADS, 0, dev,
                   dev->batch, (float *)a->q.data, args.q_tok, args.q_head, a->pages.d, a->rope.freq,
                   a->rope.d_rope, a->pages.format);
+    if (key_bytes > 0) {
+        many.keys = (__nv_bfloat16 *)ds4_dev_carve(dev, key_bytes, &used);
+        ds4_cuda_index_keys(dev, &many);
+    }
+    room = (dev->scratch_bytes - used) / sizeof(float) - 64; /* alignment */
     /* By the shape of the step, so that its launches can be replayed. */
     args.max_rows = dev->shape.horizon / a->ratio;
     args.max_rows = args.max_rows > (int64_t)room ? (int64_t)room : args.max_rows;
@@ -448,14 +474,17 @@ void ds4_cuda_index(struct ds4_device *dev, const struct ds4_index_args *a)
     queries = queries > INDEX_MOST ? INDEX_MOST : queries;
     queries = queries > dev->batch.n_tok ? dev->batch.n_tok : queries;
     args.score = DS4_CARVE(dev, float, queries *args.max_rows, &used);
-    tile = can_tile(dev, &args);
     rows = tile && queries >= 32 ? 512 : INDEX_ROWS;
     for (args.first = 0; args.first < dev->batch.n_tok; args.first += queries) {
         const int32_t left = dev->batch.n_tok - args.first;
         const unsigned n = (unsigned)(left < queries ? left : queries);
         const dim3 grid((unsigned)ds4_div_up(args.max_rows, rows), n);
 
-        if (args.max_rows > a->top_k && tile)
+        if (key_bytes > 0) {
+            many.score = args.score, many.max_rows = args.max_rows;
+            many.first = args.first, many.n_query = (int32_t)n;
+            ds4_cuda_index_scores(dev, &many);
+        } else if (args.max_rows > a->top_k && tile)
             DS4_CHAIN(tile_score_kernel, grid, INDEX_THREADS, 0, dev, args, rows);
         else if (args.max_rows > a->top_k)
             DS4_CHAIN(score_kernel, grid, INDEX_THREADS, 0, dev, args);
