@@ -109,6 +109,56 @@ static __device__ __noinline__ float pool_long(const struct pool_args &a,
     return value / sum;
 }
 
+/* The same, the same bits, where ape holds plain numbers: the loads of POOL_BATCH candidates are under way at once. */
+#define POOL_BATCH 8
+template <int D>
+static __device__ __noinline__ float pool_plain(const struct pool_args &a,
+                                                const struct ds4_dev_entry &entry, int32_t from,
+                                                int32_t skip, int32_t n, int32_t i)
+{
+    float top = -INFINITY, sum = 0.0f, value = 0.0f;
+
+    for (int pass = 0; pass < 2; pass++) {
+        for (int32_t c0 = skip; c0 < n; c0 += POOL_BATCH) {
+            float g[POOL_BATCH], k[POOL_BATCH];
+
+#pragma unroll
+            for (int u = 0; u < POOL_BATCH; u++) {
+                const int32_t c = min(c0 + u, n - 1), pos = from + c;
+                const int32_t at = i + (a.overlap && c >= a.ratio ? a.pages.d : 0);
+                const int64_t row = entry.first_row + (pos - entry.base_pos);
+                const bool old = pos < entry.base_pos;
+                const float *const gs =
+                    old ? (const float *)ds4_dev_ring_row(a.ring_g, entry.slot, pos)
+                        : a.g + row * a.g_stride;
+                const float *const ks =
+                    old ? (const float *)ds4_dev_ring_row(a.ring_k, entry.slot, pos)
+                        : a.k + row * a.k_stride;
+                const uint8_t *const ape = a.ape + (size_t)(pos % a.ratio) * a.ape_row_bytes;
+                const float more = D == DS4_DTYPE_F32 ? ((const float *)ape)[at]
+                                                      : __half2float(((const __half *)ape)[at]);
+
+                g[u] = old ? gs[at] : gs[at] + more;
+                k[u] = pass == 0 ? 0.0f : ks[at];
+            }
+#pragma unroll
+            for (int u = 0; u < POOL_BATCH; u++) {
+                if (c0 + u >= n)
+                    continue;
+                if (pass == 0) {
+                    top = fmaxf(top, g[u]);
+                } else {
+                    const float w = expf(g[u] - top);
+
+                    sum += w;
+                    value += w * k[u];
+                }
+            }
+        }
+    }
+    return value / sum;
+}
+
 /* The row of the block that the token at pos completes. */
 __device__ void pool(const struct pool_args &a, const struct ds4_dev_entry &entry, int32_t pos,
                      float *row, float *shared)
@@ -123,7 +173,10 @@ __device__ void pool(const struct pool_args &a, const struct ds4_dev_entry &entr
     if (page == NULL)
         return;
     for (int32_t i = threadIdx.x; i < d; i += blockDim.x) {
-        const float value = n <= POOL_HELD ? pool_held(a, entry, from, skip, n, i)
+        const float value =
+            n <= POOL_HELD                 ? pool_held(a, entry, from, skip, n, i)
+            : a.ape_dtype == DS4_DTYPE_F16 ? pool_plain<DS4_DTYPE_F16>(a, entry, from, skip, n, i)
+            : a.ape_dtype == DS4_DTYPE_F32 ? pool_plain<DS4_DTYPE_F32>(a, entry, from, skip, n, i)
                                            : pool_long(a, entry, from, skip, n, i);
 
         row[i] = value;
@@ -139,7 +192,8 @@ __device__ void pool(const struct pool_args &a, const struct ds4_dev_entry &entr
     ds4_dev_pack_row(a.pages.format, d, a.pages.d_rope, row, page);
 }
 
-static __global__ void compress_kernel(const __grid_constant__ struct pool_args a)
+static __global__ void __launch_bounds__(POOL_THREADS, 2)
+    compress_kernel(const __grid_constant__ struct pool_args a)
 {
     __shared__ float row[DS4_DEV_MAX_ROW];
     __shared__ float shared[32];
