@@ -1,4 +1,4 @@
-/* Activations packed for products: f32, bf16, or int8 blocks (forms of product.cuh).
+/* Activations packed for products: f32, bf16, int8 blocks, three digits (forms of product.cuh).
  *
  * int8: d = amax / 127 per 32 values, q = rint(x * (1 / d)), as on the CPU; a block with a value that is
  * not finite gets a NaN scale, so its products are NaN and never a plausible number.  A warp packs a
@@ -39,6 +39,7 @@ static __global__ void pack_eight_kernel(const float *x, int64_t stride, int32_t
     }
 }
 
+template <bool DIGITS>
 static __global__ void pack_int8_kernel(struct ds4_dev_mat x, int32_t n_unit, uint8_t *dst,
                                         int64_t row_bytes)
 {
@@ -46,9 +47,14 @@ static __global__ void pack_int8_kernel(struct ds4_dev_mat x, int32_t n_unit, ui
     const int32_t unit = (blockIdx.x * THREADS + threadIdx.x) / 32;
     const int64_t row = blockIdx.y;
 
-    if (unit < n_unit)
-        ds4_pack_unit(ds4_mat_get(x, row, unit * DS4_UNIT_VALUES + threadIdx.x % 32), unit, n_unit,
-                      dst + row * row_bytes);
+    if (unit >= n_unit)
+        return;
+    const float v = ds4_mat_get(x, row, unit * DS4_UNIT_VALUES + threadIdx.x % 32);
+
+    if (DIGITS)
+        ds4_pack_digits(v, unit, n_unit, dst + row * row_bytes);
+    else
+        ds4_pack_unit(v, unit, n_unit, dst + row * row_bytes);
 }
 
 struct ds4_packed ds4_cuda_packed_at(enum ds4_form form, int32_t n_part, int32_t n_col,
@@ -60,6 +66,10 @@ struct ds4_packed ds4_cuda_packed_at(enum ds4_form form, int32_t n_part, int32_t
     case DS4_FORM_EXACT:
         p.part = ds4_pad(n_col, 32);
         p.row_bytes = (int64_t)p.part * n_part * 4;
+        break;
+    case DS4_FORM_DIGITS:
+        p.part = n_col / DS4_UNIT_VALUES;
+        p.row_bytes = (int64_t)p.part * n_part * DS4_DIGITS_BYTES;
         break;
     case DS4_FORM_INT8:
         p.part = n_col / DS4_UNIT_VALUES;
@@ -154,14 +164,18 @@ struct ds4_packed ds4_cuda_pack(struct ds4_device *dev, enum ds4_form form, stru
         DS4_CHAIN(pack_kernel<float>, values, THREADS, 0, dev, x, n_col, p.part, n_part,
                   (float *)dst);
         break;
+    case DS4_FORM_DIGITS:
+        DS4_CHAIN(pack_int8_kernel<true>, units, THREADS, 0, dev, x, p.part * n_part,
+                  (uint8_t *)dst, p.row_bytes);
+        break;
     case DS4_FORM_INT8:
         kept = find_kept(dev, &x, n, n_part * n_col);
         if (kept != NULL) {
             p.data = kept;
             break;
         }
-        DS4_CHAIN(pack_int8_kernel, units, THREADS, 0, dev, x, p.part * n_part, (uint8_t *)dst,
-                  p.row_bytes);
+        DS4_CHAIN(pack_int8_kernel<false>, units, THREADS, 0, dev, x, p.part * n_part,
+                  (uint8_t *)dst, p.row_bytes);
         break;
     case DS4_FORM_TILE:
         if (!x.bf16 && p.part == n_col && x.stride % 4 == 0 && (uintptr_t)x.data % 16 == 0) {

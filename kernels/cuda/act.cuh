@@ -38,7 +38,35 @@ static __device__ __forceinline__ void ds4_pack_unit(float x, int32_t unit, int3
             make_uint2(__float_as_uint(d), ((uint32_t)sum & 0xffff) | (uint32_t)other << 16);
 }
 
-/* The same, the same bytes, by eight neighbouring lanes with four values each: lane l of the eight brings
+#define DS4_DIGITS_BYTES 104 /* six planes of 16, then the scale */
+
+/* The same as three digits, q = (high * 256 + middle) * 256 + low of 127 * 2^16 for the largest. */
+static __device__ __forceinline__ void ds4_pack_digits(float x, int32_t unit, int32_t n_unit,
+                                                       uint8_t *row)
+{
+    const int lane = threadIdx.x % 32, half = lane / 16;
+    const uint32_t most = __reduce_max_sync(0xffffffffu, __float_as_uint(fabsf(x)));
+    float d = __uint_as_float(most) / 8323072.0f, inverse = 1.0f / d;
+    int q = 0;
+
+    if (most >= 0x7f800000u)
+        d = __uint_as_float(0x7fc00000u);
+    else if (!(inverse <= 0x1.fffffep127f)) /* zero, or so small that the inverse overflows */
+        d = 0.0f;
+    else
+        q = __float2int_rn(x * inverse);
+#pragma unroll
+    for (int k = 2; k >= 0; k--) {
+        const int digit = (int8_t)q;
+
+        row[(int64_t)16 * (n_unit * (2 * k + half) + unit) + lane % 16] = (uint8_t)digit;
+        q = (q - digit) >> 8;
+    }
+    if (lane == 0)
+        ((uint2 *)(row + (int64_t)96 * n_unit))[unit] = make_uint2(__float_as_uint(d), 0);
+}
+
+/* As ds4_pack_unit, the same bytes, by eight neighbouring lanes with four values each: lane l of the eight brings
  * values 4l .. 4l + 3.  Whole warps call. */
 static __device__ __forceinline__ void ds4_pack_quad(float4 x, int32_t unit, int32_t n_unit,
                                                      uint8_t *row)

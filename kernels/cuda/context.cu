@@ -4,7 +4,7 @@
  * zeroed, and freed together at close.  Uploads of weights go through the pageable path in large pieces:
  * the link, not the copy, is the limit at start-up. */
 #include "common/fault.h"
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/digits.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -244,16 +244,17 @@ static size_t cuda_scratch_bytes(const struct ds4_device *dev, const struct ds4_
         if (bytes > most)
             most = bytes;
     }
-    return DS4_DEV_N_KEEP * DS4_DEV_KEEP_BYTES + most;
+    return DS4_DEV_N_KEEP * DS4_DEV_KEEP_BYTES + (most + 255) / 256 * 256 + 2 * DS4_DIGITS_ROOM;
 }
 
-/* Kept rows come first. */
+/* Kept rows come first, digits last. */
 static void cuda_set_scratch(struct ds4_device *dev, void *scratch, size_t bytes)
 {
     for (int i = 0; i < DS4_DEV_N_KEEP; i++)
         dev->kept[i] = ds4_dev_kept{NULL, 0, 0, (uint8_t *)scratch + i * DS4_DEV_KEEP_BYTES};
     dev->scratch = (unsigned char *)scratch + DS4_DEV_N_KEEP * DS4_DEV_KEEP_BYTES;
-    dev->scratch_bytes = bytes - DS4_DEV_N_KEEP * DS4_DEV_KEEP_BYTES;
+    dev->scratch_bytes =
+        (bytes - DS4_DEV_N_KEEP * DS4_DEV_KEEP_BYTES - 2 * DS4_DIGITS_ROOM) / 256 * 256;
 }
 
 /* ---- the step's batch ------------------------------------------------------------------------------ */

@@ -67,7 +67,8 @@ static __device__ __forceinline__ void ds4_octet_dot(const struct ds4_octet<D> &
 
 /* Block (x: R rows, y: part, z: matrix) of T threads; at most N inputs. */
 template <int D, int N, int R, int T>
-static __global__ void __launch_bounds__(T)
+static __global__ void __launch_bounds__(T,
+                                         N > 4 ? 512 / T : 1) /* latency: 16 warps an SM at least */
     ds4_dots_kernel(const __grid_constant__ struct ds4_product p)
 {
     __shared__ float part[R * N][T / 32];

@@ -1,19 +1,19 @@
-/* Experts of a decode step in two launches: gate, up and middle; then down, summed over experts.
+/* Experts of a step of one token in two launches: gate, up and middle; then down, summed over experts.  More
+ * tokens: experts_rows.cuh.
  *
- *   1. a block makes 32 middle values of one expert's slots: a warp streams a gate row and the up row
- *      beside it past the slots' inputs, so that the two sums meet in its lanes; the block's 32 values
- *      are one packed unit of the down product.  The shared expert's middle rows are packed on the side.
- *   2. a warp makes two rows of y for all tokens: it streams those rows of the shared expert, then of every
- *      touched expert in rising order, and adds each to its tokens' sums in shared memory.  Nothing
- *      is written but y, and the order of the sums is fixed.
- * A step of one token spreads 2. over two warps a row pair, with the same sums (ds4_down_one_kernel).
- * Weights come through the rings of gemv.cuh, one pipeline over all experts of a warp, and are read once per
- * eight slots.  Bytes: touched experts and the shared expert, once.  Bound: memory, IQ2_XXS the decoding. */
+ *   1. a block makes 32 middle values of one expert's slot: a warp streams a gate row and the up row
+ *      beside it past the input, so that the two sums meet in its lanes; the block's 32 values
+ *      are one packed unit of the down product.  The shared expert's middle row is packed on the side.
+ *   2. two warps make two rows of y: they stream those rows of the shared expert, then of every
+ *      touched expert in rising order.  Nothing is written but y, and the order of the sums is fixed.
+ * Weights come through the rings of gemv.cuh, one pipeline over all experts of a warp.
+ * Bytes: touched experts and the shared expert, once.  Bound: memory, IQ2_XXS the decoding. */
 #ifndef DS4_KERNELS_CUDA_EXPERTS_CUH
 #define DS4_KERNELS_CUDA_EXPERTS_CUH
 
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/experts_args.cuh"
+#include "kernels/cuda/experts_rows.cuh"
 #include "kernels/cuda/gemv.cuh"
 
 #define DS4_EXPERT_WARPS 8
@@ -269,130 +269,6 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, A <= 2 ? 3 : 2)
 
 /* ---- down ----------------------------------------------------------------------------------------------- */
 
-/* Two rows of every touched expert, eight slots at a time; or of the shared expert, eight tokens. */
-struct ds4_down_items {
-    const uint8_t *w; /* row 0 of this warp in expert 0 */
-    size_t second;    /* bytes to its row 1 */
-    size_t expert_bytes;
-    const struct ds4_dev_group *group; /* NULL: the shared expert */
-    int32_t n_group;
-    const uint8_t *x;
-    int64_t x_bytes;
-    int32_t n_slot; /* of the group */
-    int32_t g;
-    int32_t first; /* slot, or token */
-    int32_t i;     /* of the group's slots */
-
-    __device__ void enter(void)
-    {
-        n_slot = 0;
-        i = 0;
-        if (g >= n_group)
-            return;
-        const struct ds4_dev_group now = group[g];
-
-        n_slot = now.n;
-        first = now.first;
-        expert = now.expert;
-    }
-    __device__ bool valid(void) const
-    {
-        return i < n_slot;
-    }
-    __device__ void next(void)
-    {
-        i += DS4_EXPERT_SLOTS;
-        if (i < n_slot || group == NULL)
-            return;
-        g++;
-        enter();
-    }
-    __device__ void rows(const uint8_t *(&r)[DS4_EXPERT_ROWS]) const
-    {
-        r[0] = w + (size_t)expert * expert_bytes;
-        r[1] = r[0] + second;
-    }
-    __device__ int n(void) const
-    {
-        return min(DS4_EXPERT_SLOTS, n_slot - i);
-    }
-    __device__ const uint8_t *input(int k) const
-    {
-        return x + (first + i + k) * x_bytes;
-    }
-    int32_t expert;
-};
-
-/* sum[row][token] += this item's products; a token may come twice, so the inputs take turns. */
-static __device__ __forceinline__ void
-ds4_down_add(const struct ds4_down_items &item, const int32_t *token,
-             const float (&acc)[DS4_EXPERT_ROWS][DS4_EXPERT_SLOTS],
-             float (*sum)[DS4_EXPERTS_MAX_TOK])
-{
-    const float v = ds4_expert_sums<DS4_EXPERT_SLOTS>(acc);
-    const int lane = threadIdx.x % 32, n = item.n();
-
-    for (int k = 0; k < n; k++) {
-        const int32_t t = token != NULL ? token[item.first + item.i + k] : item.i + k;
-
-        if (lane % 16 == 2 * k)
-            sum[lane / 16][t] += v;
-        __syncwarp();
-    }
-}
-
-template <int D, int S>
-static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 2)
-    ds4_down_kernel(const __grid_constant__ struct ds4_experts p)
-{
-    extern __shared__ uint4 ds4_down_room[];
-    __shared__ typename ds4_unit_room<D>::type unit_room;
-    __shared__ float sums[DS4_EXPERT_WARPS][DS4_EXPERT_ROWS][DS4_EXPERTS_MAX_TOK];
-    constexpr int words = ds4_expert_ring<D>::words > ds4_expert_ring<S>::words
-                              ? ds4_expert_ring<D>::words
-                              : ds4_expert_ring<S>::words;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int32_t row0 = (blockIdx.x * DS4_EXPERT_WARPS + warp) * DS4_EXPERT_ROWS;
-    const int32_t low = min(row0, p.d - 1), high = min(row0 + 1, p.d - 1);
-    uint4 *const ring = ds4_down_room + warp * words;
-    float(*const sum)[DS4_EXPERTS_MAX_TOK] = sums[warp];
-    const struct ds4_iq2_room *const room = ds4_gemv_room(&unit_room);
-    struct ds4_down_items items = {};
-
-    ds4_release_next();
-    for (int i = lane; i < DS4_EXPERT_ROWS * DS4_EXPERTS_MAX_TOK; i += 32)
-        sum[i / DS4_EXPERTS_MAX_TOK][i % DS4_EXPERTS_MAX_TOK] = 0.0f;
-    items.w = p.shared_down + low * p.shared_row_bytes;
-    items.second = (high - low) * p.shared_row_bytes;
-    items.x = p.shared_middle.data;
-    items.x_bytes = p.shared_middle.row_bytes;
-    items.n_slot = p.n_tok;
-    ds4_expert_stream<S, DS4_EXPERT_SLOTS>(
-        items, p.d_shared, ring, room,
-        [&](const struct ds4_down_items &item, auto &acc) { ds4_down_add(item, NULL, acc, sum); });
-    items.w = p.down + low * p.down_row_bytes;
-    items.second = (high - low) * p.down_row_bytes;
-    items.expert_bytes = (size_t)p.d * p.down_row_bytes;
-    items.group = p.group;
-    items.n_group = p.n_group;
-    items.x = p.middle.data;
-    items.x_bytes = p.middle.row_bytes;
-    items.enter();
-    ds4_expert_stream<D, DS4_EXPERT_SLOTS>(items, p.d_expert, ring, room,
-                                           [&](const struct ds4_down_items &item, auto &acc) {
-                                               ds4_down_add(item, p.token, acc, sum);
-                                           });
-    __syncwarp();
-    for (int i = lane; i < DS4_EXPERT_ROWS * p.n_tok; i += 32) {
-        const int32_t t = i / DS4_EXPERT_ROWS, r = i % DS4_EXPERT_ROWS;
-
-        if (row0 + r < p.d && p.batch.entry[p.batch.entry_of[t]].active)
-            ds4_mat_set(p.y, t, row0 + r, sum[r][t]);
-    }
-}
-
-/* ---- down, one token ------------------------------------------------------------------------------------ */
-
 /* A step of one token: two warps share two rows, one with the shared expert and the first third of the
  * slots.  A lane holds one slot's expert, so that no address waits for memory. */
 #define DS4_ONE_PAIRS (DS4_EXPERT_WARPS / 2)
@@ -430,7 +306,7 @@ struct ds4_one_items {
     }
 };
 
-/* The sums are those of ds4_down_kernel, in its order. */
+/* The sums are those of experts_rows.cuh and moe.cu, in their order. */
 template <int D, int S>
 static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 4)
     ds4_down_one_kernel(const __grid_constant__ struct ds4_experts p)
@@ -511,10 +387,8 @@ template <int D> static void ds4_gate_run(struct ds4_device *dev, const struct d
 {
     if (p->id != NULL)
         ds4_gate_launch<D, 1>(dev, p);
-    else if (p->n_tok <= 16)
-        ds4_gate_launch<D, 2>(dev, p);
     else
-        ds4_gate_launch<D, DS4_EXPERT_SLOTS>(dev, p);
+        ds4_rows_gate_run<D>(dev, p);
 }
 
 template <int D> static void ds4_down_run(struct ds4_device *dev, const struct ds4_experts *p)
@@ -524,12 +398,15 @@ template <int D> static void ds4_down_run(struct ds4_device *dev, const struct d
                               ? ds4_expert_ring<D>::words
                               : ds4_expert_ring<S>::words;
     constexpr int bytes = DS4_EXPERT_WARPS * words * 16;
-    const bool one = p->id != NULL;
-    const auto kernel = one ? ds4_down_one_kernel<D, S> : ds4_down_kernel<D, S>;
-    const int rows = (one ? DS4_ONE_PAIRS : DS4_EXPERT_WARPS) * DS4_EXPERT_ROWS;
+    const auto kernel = ds4_down_one_kernel<D, S>;
 
+    if (p->id == NULL) {
+        ds4_rows_down_run<D>(dev, p);
+        return;
+    }
     DS4_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    DS4_CHAIN(kernel, ds4_div_up(p->d, rows), 32 * DS4_EXPERT_WARPS, bytes, dev, *p);
+    DS4_CHAIN(kernel, ds4_div_up(p->d, DS4_ONE_PAIRS * DS4_EXPERT_ROWS), 32 * DS4_EXPERT_WARPS,
+              bytes, dev, *p);
 }
 
 #endif

@@ -39,6 +39,7 @@ struct ds4_experts {
     size_t shared_row_bytes;
 
     struct ds4_dev_mat y;
+    float *part; /* [slots, d]: several tokens' down products, summed by moe.cu */
 };
 
 /* The slots of a step of one token: lane l holds slot l's expert and weight, experts rising. */

@@ -1,13 +1,14 @@
 /* Products with a weight matrix (step 9): y = W x.
  *
  * Which kernel runs follows from dtype, rows and mode alone (so a captured step can be replayed):
- *   EXACT  to 32 rows: stored weights stream past f32 inputs, eight rows at a time; more rows: the
+ *   EXACT  to 32 rows: stored weights stream past f32 inputs (Q8_0: digits), eight at a time; more: the
  *          weights become f32, piece by piece, and cuBLAS multiplies (pedantic: no TF32)
  *   FAST   what must be exact, to 32 rows: as EXACT; more rows as the others (a prompt's rows in bf16)
- *          to 8 rows: int8 inputs, integer sums; formats without an int8 kernel stay EXACT
+ *          to 16 rows: int8 inputs, integer sums; formats without an int8 kernel stay EXACT
  *          to 255 rows: bf16 tiles straight from the stored weights (tile.cuh)
  *          more: bf16 weights, piece by piece, and cuBLAS with f32 sums
  * Bound: the weights' bytes to about 100 rows, the tensor units beyond. */
+#include "kernels/cuda/digits.cuh"
 #include "kernels/cuda/product.cuh"
 
 #define MAX_CHUNK      2048 /* rows packed at once: bounds scratch */
@@ -31,6 +32,8 @@ enum ds4_form ds4_cuda_form(enum ds4_dtype dtype, int32_t n, int32_t n_stream, b
 
 static ds4_product_fn kernel_of(enum ds4_form form, enum ds4_dtype dtype)
 {
+    if (form == DS4_FORM_DIGITS)
+        return ds4_cuda_digits_q8_0;
     if (form == DS4_FORM_INT8) {
         switch (dtype) {
         case DS4_DTYPE_Q8_0:
@@ -125,7 +128,7 @@ void ds4_cuda_product(struct ds4_device *dev, enum ds4_form form, const struct d
 {
     const int32_t max = form == DS4_FORM_EXACT ? EXACT_MAX_ROWS : TILE_MAX_ROWS;
 
-    if (p->group == NULL && form != DS4_FORM_INT8 && p->n > max)
+    if (p->group == NULL && form != DS4_FORM_INT8 && form != DS4_FORM_DIGITS && p->n > max)
         run_blas(dev, p, form == DS4_FORM_TILE, used);
     else
         kernel_of(form, p->dtype)(dev, p);
@@ -145,10 +148,26 @@ size_t ds4_cuda_gemm_scratch(const struct ds4_device *dev, const struct ds4_limi
            DS4_BLAS_ROOM + 4096;
 }
 
+/* Few exact rows of Q8_0 go as digits, if its scales lie on even addresses and the rows of any such step find
+ * room. */
+static enum ds4_form form_of(const struct ds4_gemm_args *a, int32_t n, bool exact)
+{
+    const enum ds4_form form = ds4_cuda_form(a->w.dtype, n, DS4_GEMV_MAX_ROWS, exact);
+    const uintptr_t at = (uintptr_t)a->w.data | (uintptr_t)a->w2.data;
+    const size_t bytes =
+        EXACT_MAX_ROWS *
+        (size_t)ds4_cuda_packed_at(DS4_FORM_DIGITS, a->n_group, a->w.n_col, NULL).row_bytes;
+
+    if (form == DS4_FORM_EXACT && a->w.dtype == DS4_DTYPE_Q8_0 && n <= EXACT_MAX_ROWS &&
+        at % 2 == 0 && bytes <= DS4_DIGITS_ROOM)
+        return DS4_FORM_DIGITS;
+    return form;
+}
+
 /* Whether both matrices can stream in one launch. */
 static bool can_pair(const struct ds4_gemm_args *a, enum ds4_form form, int32_t n)
 {
-    const bool streams = form == DS4_FORM_INT8 || (form == DS4_FORM_EXACT && n <= EXACT_MAX_ROWS);
+    const bool streams = form != DS4_FORM_TILE && (form != DS4_FORM_EXACT || n <= EXACT_MAX_ROWS);
 
     return streams && a->w2.dtype == a->w.dtype && a->w2.n_col == a->w.n_col &&
            a->w2.row_bytes == a->w.row_bytes;
@@ -158,7 +177,7 @@ void ds4_cuda_gemm(struct ds4_device *dev, const struct ds4_gemm_args *a)
 {
     const int32_t n_all = a->x.shape[0];
     const bool exact = dev->products == DS4_PRODUCTS_EXACT || (a->exact && n_all <= EXACT_MAX_ROWS);
-    const enum ds4_form form = ds4_cuda_form(a->w.dtype, n_all, DS4_GEMV_MAX_ROWS, exact);
+    const enum ds4_form form = form_of(a, n_all, exact);
     const bool pair = a->w2.data != NULL && can_pair(a, form, n_all);
     struct ds4_product p = {};
 
@@ -182,12 +201,14 @@ void ds4_cuda_gemm(struct ds4_device *dev, const struct ds4_gemm_args *a)
     for (int32_t i = 0; i < n_all; i += MAX_CHUNK) {
         struct ds4_dev_mat x = ds4_dev_mat_of(&a->x);
         size_t used = 0;
+        void *room;
 
         p.n = n_all - i < MAX_CHUNK ? n_all - i : MAX_CHUNK;
         x.data = (uint8_t *)x.data + i * x.stride * (x.bf16 ? 2 : 4);
-        p.x =
-            ds4_cuda_pack(dev, form, x, p.n, p.n_part, p.n_col,
-                          ds4_dev_carve(dev, ds4_cuda_packed_bytes(p.n, p.n_part, p.n_col), &used));
+        room = form == DS4_FORM_DIGITS
+                   ? ds4_digits_room(dev)
+                   : ds4_dev_carve(dev, ds4_cuda_packed_bytes(p.n, p.n_part, p.n_col), &used);
+        p.x = ds4_cuda_pack(dev, form, x, p.n, p.n_part, p.n_col, room);
         p.y[0] = (float *)a->y.data + i * p.y_stride;
         if (pair)
             p.y[1] = (float *)a->y2.data + i * p.y_stride2;

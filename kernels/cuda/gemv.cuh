@@ -486,7 +486,7 @@ static void ds4_gemv_launch_one(struct ds4_device *dev, const struct ds4_product
     ds4_gemv_launch<D, INT8, 1, 1>(dev, p);
 }
 
-/* Any number of inputs: experts in one launch, dense inputs in tiles of eight. */
+/* Any number of inputs: experts in one launch, dense inputs in tiles. */
 template <int D, bool INT8>
 static void ds4_gemv_run(struct ds4_device *dev, const struct ds4_product *p)
 {
@@ -497,31 +497,30 @@ static void ds4_gemv_run(struct ds4_device *dev, const struct ds4_product *p)
                   32 * DS4_GEMV_WARPS, 0, dev, *p);
         return;
     }
-    for (int32_t i = 0; i < p->n; i += 8) {
+    constexpr int tile = INT8 && D == DS4_DTYPE_Q8_0 ? 1 : 8; /* more rows: strip.cuh */
+
+    for (int32_t i = 0; i < p->n; i += tile) {
         struct ds4_product q = *p;
 
-        q.n = p->n - i < 8 ? p->n - i : 8;
+        q.n = p->n - i < tile ? p->n - i : tile;
         q.x.data += i * p->x.row_bytes;
         q.y[0] += i * p->y_stride;
         q.y[1] += i * (p->y_stride2 != 0 ? p->y_stride2 : p->y_stride);
-        switch (q.n) {
-        case 1:
-            ds4_gemv_launch_one<D, INT8>(dev, &q);
-            break;
-        case 2:
-            ds4_gemv_launch<D, INT8, 2, 1>(dev, &q);
-            break;
-        case 3:
-        case 4:
-            ds4_gemv_launch<D, INT8, 4, 1>(dev, &q);
-            break;
-        case 5:
-        case 6:
-            ds4_gemv_launch<D, INT8, 6, R>(dev, &q);
-            break;
-        default:
-            ds4_gemv_launch<D, INT8, 8, R>(dev, &q);
+        if constexpr (tile > 1) {
+            if (q.n > 6) {
+                ds4_gemv_launch<D, INT8, 8, R>(dev, &q);
+                continue;
+            }
+            if (q.n > 4) {
+                ds4_gemv_launch<D, INT8, 6, R>(dev, &q);
+                continue;
+            }
+            if (q.n > 1) {
+                ds4_gemv_launch<D, INT8, 4, 1>(dev, &q);
+                continue;
+            }
         }
+        ds4_gemv_launch_one<D, INT8>(dev, &q);
     }
 }
 

@@ -229,6 +229,42 @@ static __global__ void combine_kernel(struct ds4_dev_batch batch, int32_t tok0,
     }
 }
 
+/* y = the shared row, then a token's down rows in rising slots.  Block (x: values, y: token). */
+static __global__ void sum_kernel(struct ds4_dev_batch batch, const int32_t *slot_of,
+                                  int32_t n_used, const float *part, const float *shared_row,
+                                  int32_t d, struct ds4_dev_mat y)
+{
+    ds4_take_turn();
+    __shared__ int32_t slots[MAX_USED];
+    const int32_t i = blockIdx.x * THREADS + threadIdx.x, t = blockIdx.y, k = threadIdx.x;
+    int32_t n = 0;
+    float sum = 0.0f;
+
+    if (!batch.entry[batch.entry_of[t]].active)
+        return;
+    if (k < n_used) {
+        const int32_t mine = slot_of[t * n_used + k];
+        int32_t rank = 0;
+
+        for (int32_t u = 0; u < n_used; u++) {
+            const int32_t other = slot_of[t * n_used + u];
+
+            rank += other >= 0 && other < mine;
+        }
+        if (mine >= 0)
+            slots[rank] = mine;
+    }
+    for (int32_t u = 0; u < n_used; u++)
+        n += slot_of[t * n_used + u] >= 0;
+    __syncthreads();
+    if (i >= d)
+        return;
+    sum += shared_row[(int64_t)t * d + i];
+    for (int32_t u = 0; u < n; u++)
+        sum += part[(int64_t)slots[u] * d + i];
+    ds4_mat_set(y, t, i, sum);
+}
+
 static struct ds4_packed make_middle(struct ds4_device *dev, enum ds4_form form,
                                      const struct room *r, const float *weight,
                                      const int32_t *n_slot, int32_t n, int32_t d, float clamp)
@@ -237,6 +273,7 @@ static struct ds4_packed make_middle(struct ds4_device *dev, enum ds4_form form,
     const dim3 grid(ds4_div_up(ds4_pad(d, 64), THREADS), n);
 
     switch (form) {
+    case DS4_FORM_DIGITS: /* dense products only */
     case DS4_FORM_EXACT:
         DS4_CHAIN(middle_kernel<DS4_FORM_EXACT>, grid, THREADS, 0, dev, r->gate, r->up, weight,
                   n_slot, d, clamp, p);
@@ -559,8 +596,16 @@ static void run_fused(struct ds4_device *dev, const struct ds4_moe_args *a, stru
     p.shared_down = (const uint8_t *)a->shared_down.data;
     p.shared_row_bytes = a->shared_down.row_bytes;
     p.y = ds4_dev_mat_of(&a->y);
+    p.part = r->part;
     experts_fn(a->gate.dtype, true)(dev, &p);
+    if (p.id == NULL) {
+        shared.n_part = 1;
+        down(dev, r, shared, &a->shared_down, p.shared_middle, DS4_FORM_INT8, r->shared);
+    }
     experts_fn(a->down.dtype, false)(dev, &p);
+    if (p.id == NULL)
+        DS4_CHAIN(sum_kernel, dim3(ds4_div_up(p.d, THREADS), n), THREADS, 0, dev, dev->batch,
+                  r->slot_of, a->n_used, r->part, r->shared, p.d, p.y);
 }
 
 void ds4_cuda_moe(struct ds4_device *dev, const struct ds4_moe_args *a)

@@ -1,18 +1,19 @@
 /* Products of weight matrices with packed activations: what gemm.cu and moe.cu share.
  *
  * A product is one matrix, a block-diagonal row of them, or the expert stack of a mixture; inputs are
- * packed once per call in the form the kernel wants.  Three kernels:
+ * packed once per call in the form the kernel wants.  Four kernels:
  *   EXACT  f32 inputs, f32 sums, weights as stored           gemv.cuh, dots.cuh
- *   INT8   int8 inputs, integer sums per 32 (or 16) values   gemv.cuh
+ *   DIGITS the same of Q8_0: inputs as three int8 digits     strip.cuh
+ *   INT8   int8 inputs, integer sums per 32 (or 16) values   gemv.cuh, strip.cuh
  *   TILE   bf16 inputs and weights on tensor cores           tile.cuh
- * In the first two a row's bits do not depend on the other rows of the call or on their number. */
+ * In the first three a row's bits do not depend on the other rows of the call or on their number. */
 #ifndef DS4_KERNELS_CUDA_PRODUCT_CUH
 #define DS4_KERNELS_CUDA_PRODUCT_CUH
 
 #include "kernels/cuda/dequant.cuh"
 #include "kernels/cuda/device.cuh"
 
-enum ds4_form { DS4_FORM_EXACT, DS4_FORM_INT8, DS4_FORM_TILE };
+enum ds4_form { DS4_FORM_EXACT, DS4_FORM_DIGITS, DS4_FORM_INT8, DS4_FORM_TILE };
 
 /* The uses of one expert: slots first .. first + n - 1.  Unused entries have n = 0. */
 struct ds4_dev_group {
@@ -25,11 +26,12 @@ struct ds4_dev_group {
  *   EXACT  f32, part stride pad32(n_col) (or the caller's own rows when they fit)
  *   INT8   three planes over all units: 16 bytes of values 0..15, 16 bytes of values 16..31, then
  *          {f32 scale, two i16 sums of 16} per unit, so that a warp's 16-byte loads are contiguous
+ *   DIGITS the same with six planes, those of the high digits first, and no sums
  *   TILE   bf16, part stride pad64(n_col) */
 struct ds4_packed {
     const uint8_t *data;
     int64_t row_bytes;
-    int32_t part; /* values (units for INT8) between the parts of a row */
+    int32_t part; /* values (units for INT8, DIGITS) between the parts of a row */
 };
 
 /* y[z][slot][part * n_row + r] = W[z][part or expert][r] . x[src[slot]][part], z < n_w.
@@ -123,6 +125,7 @@ typedef void (*ds4_product_fn)(struct ds4_device *dev, const struct ds4_product 
     void ds4_cuda_tile_##name(struct ds4_device *dev, const struct ds4_product *p);
 DS4_PRODUCT_FNS(DS4_DECLARE)
 #undef DS4_DECLARE
+void ds4_cuda_digits_q8_0(struct ds4_device *dev, const struct ds4_product *p);
 void ds4_cuda_int8_q8_0(struct ds4_device *dev, const struct ds4_product *p);
 void ds4_cuda_int8_q2_k(struct ds4_device *dev, const struct ds4_product *p);
 void ds4_cuda_int8_q4_k(struct ds4_device *dev, const struct ds4_product *p);

@@ -21,9 +21,14 @@
 #define DS4_IQ2_TWINS                                                                              \
     8 /* copies of the signs; a file whose kernels live by these look-ups takes more */
 #endif
-struct ds4_iq2_room {
-    uint32_t select[DS4_IQ2_CODES * DS4_IQ2_COPIES];
-    uint32_t sign[DS4_IQ2_SIGNS * DS4_IQ2_TWINS];
+template <int COPIES, int TWINS> struct ds4_iq2_tables {
+    uint32_t select[DS4_IQ2_CODES * COPIES];
+    uint32_t sign[DS4_IQ2_SIGNS * TWINS];
+};
+struct ds4_iq2_room : ds4_iq2_tables<DS4_IQ2_COPIES, DS4_IQ2_TWINS> {
+};
+/* A bank for every lane: 48 KiB, for blocks that fill an SM. */
+struct ds4_iq2_wide : ds4_iq2_tables<32, 32> {
 };
 struct ds4_no_room {
 };
@@ -31,19 +36,34 @@ struct ds4_no_room {
 /* What a block of threads keeps in shared memory to decode D. */
 template <int D> struct ds4_unit_room {
     using type = struct ds4_no_room;
+    using wide = struct ds4_no_room;
 };
 template <> struct ds4_unit_room<DS4_DTYPE_IQ2_XXS> {
     using type = struct ds4_iq2_room;
+    using wide = struct ds4_iq2_wide;
 };
 
 /* Fills it; a barrier must follow. */
+template <int COPIES, int TWINS>
+static __device__ __forceinline__ void ds4_iq2_fill(struct ds4_iq2_tables<COPIES, TWINS> *room)
+{
+    for (int i = threadIdx.x; i < DS4_IQ2_CODES * COPIES; i += blockDim.x)
+        room->select[i] = __ldg(ds4_dev_iq2_nibbles.select + i / COPIES);
+    for (int i = threadIdx.x; i < DS4_IQ2_SIGNS * TWINS; i += blockDim.x)
+        room->sign[i] = __ldg(ds4_dev_iq2_nibbles.sign + i / TWINS);
+}
+
 static __device__ __forceinline__ const struct ds4_iq2_room *
 ds4_unit_fill(struct ds4_iq2_room *room)
 {
-    for (int i = threadIdx.x; i < DS4_IQ2_CODES * DS4_IQ2_COPIES; i += blockDim.x)
-        room->select[i] = __ldg(ds4_dev_iq2_nibbles.select + i / DS4_IQ2_COPIES);
-    for (int i = threadIdx.x; i < DS4_IQ2_SIGNS * DS4_IQ2_TWINS; i += blockDim.x)
-        room->sign[i] = __ldg(ds4_dev_iq2_nibbles.sign + i / DS4_IQ2_TWINS);
+    ds4_iq2_fill(room);
+    return room;
+}
+
+static __device__ __forceinline__ const struct ds4_iq2_wide *
+ds4_unit_fill(struct ds4_iq2_wide *room)
+{
+    ds4_iq2_fill(room);
     return room;
 }
 
@@ -66,6 +86,19 @@ static __device__ __forceinline__ uint32_t ds4_iq2_select(const struct ds4_iq2_r
 
     return *(const uint32_t *)((const uint8_t *)room->select + ((i & 0x3fc0) | mine)) |
            *(const uint32_t *)((const uint8_t *)room->sign + ((s & 0x7fu << wide) | twin));
+}
+
+/* The same from a bank of the lane's own. */
+template <int j>
+static __device__ __forceinline__ uint32_t ds4_iq2_select(const struct ds4_iq2_wide *room,
+                                                          uint32_t index, uint32_t sign)
+{
+    const uint32_t mine = threadIdx.x % 32 * 4;
+    const uint32_t i = j == 0 ? index << 7 : index >> (8 * j > 7 ? 8 * j - 7 : 0);
+    const uint32_t s = j == 0 ? sign << 7 : sign >> (7 * j > 7 ? 7 * j - 7 : 0);
+
+    return *(const uint32_t *)((const uint8_t *)room->select + ((i & 0x7f80) | mine)) |
+           *(const uint32_t *)((const uint8_t *)room->sign + ((s & 0x3f80) | mine));
 }
 
 /* Bytes staged in shared memory; up to four bytes behind the last may be read (and are ignored). */
