@@ -44,12 +44,6 @@ template <int left> static __device__ __forceinline__ void ds4_async_wait(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
 }
 
-/* Barrier number `id`, 1 to 15, of the `n` threads of whole warps that name it. */
-static __device__ __forceinline__ void ds4_group_sync(int id, int n)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory");
-}
-
 /* A kernel launched by DS4_CHAIN may start while its predecessor runs (sm_90).  Until this returns it
  * may touch nothing but weights; afterwards all earlier kernels' writes are there.  Every thread calls
  * both, release first, or ds4_take_turn, before it returns: a kernel that ended without waiting would let

@@ -15,6 +15,7 @@
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/experts_args.cuh"
 #include "kernels/cuda/gemv.cuh"
+#include "kernels/cuda/meet.cuh"
 #include "kernels/cuda/mma.cuh"
 
 #define DS4_ROWS_WARPS 8 /* of a group */
@@ -462,7 +463,7 @@ static __global__ void __launch_bounds__(32 * DS4_ROWS_WARPS * ds4_rows_shape<D>
                     ds4_middle_value(gate, up, p.clamp, p.weight[slot + k]);
             if (item.pair == 0)
                 return;
-            ds4_group_sync(1 + group, 32 * DS4_ROWS_WARPS);
+            ds4_meet(1 + group, 32 * DS4_ROWS_WARPS);
             if (member < n)
                 ds4_pack_unit(middle[member][lane], item.work.slab, p.middle.part,
                               (uint8_t *)p.middle.data + (slot + member) * p.middle.row_bytes);
