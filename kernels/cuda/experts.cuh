@@ -18,9 +18,7 @@
 
 #define DS4_EXPERT_WARPS 8
 #define DS4_EXPERT_ROWS  2 /* streamed side by side */
-#define DS4_EXPERT_SLOTS                                                                           \
-    8 /* at once; in gate and up of few tokens, who rarely share an expert, fewer */
-#define DS4_EXPERT_SLAB 32
+#define DS4_EXPERT_SLAB  32
 
 template <int D> struct ds4_expert_ring {
     using shape = ds4_gemv_shape<D, DS4_EXPERT_ROWS>;
@@ -53,11 +51,11 @@ ds4_expert_fetch(const uint8_t *const (&row)[DS4_EXPERT_ROWS], int32_t n_col, in
     }
 }
 
-/* Streams a list of items through one warp's ring.  An item is a pair of rows and up to eight packed
- * inputs; Items is a cursor: valid(), next(), rows(row), n(), input(i).  sink(item, acc) gets the lane's
- * partial sums acc[row][input] of each item in turn.  The first copies start before the previous kernel
+/* Streams a list of items through one warp's ring.  An item is a pair of rows and a packed input;
+ * Items is a cursor: valid(), next(), rows(row), input().  sink(item, acc) gets the lane's
+ * partial sums acc[row][0] of each item in turn.  The first copies start before the previous kernel
  * has ended if the cursor needs nothing of it. */
-template <int D, int A, class Items, class Sink>
+template <int D, class Items, class Sink>
 static __device__ __forceinline__ void ds4_expert_stream(Items use, int32_t n_col, uint4 *ring,
                                                          const struct ds4_iq2_room *room, Sink sink)
 {
@@ -89,14 +87,10 @@ static __device__ __forceinline__ void ds4_expert_stream(Items use, int32_t n_co
     }
     ds4_wait_previous();
     for (; use.valid(); use.next()) {
-        const int n = use.n();
-        const uint8_t *row[R], *x[A];
-        float acc[R][A] = {};
+        const uint8_t *row[R], *const x[1] = {ds4_after(use.input())};
+        float acc[R][1] = {};
 
         use.rows(row);
-#pragma unroll
-        for (int i = 0; i < A; i++)
-            x[i] = ds4_after(use.input(min(i, n - 1)));
         for (int32_t c = 0; c < n_chunk; c++) {
             struct ds4_shared_span span[R];
 
@@ -119,17 +113,7 @@ static __device__ __forceinline__ void ds4_expert_stream(Items use, int32_t n_co
                 span[r] = ds4_shared_span{
                     (const uint32_t *)((const uint8_t *)(ring + now * stage) + r * shape::room),
                     (uint32_t)((uintptr_t)(row[r] + (size_t)c * shape::chunk_bytes) & 15), room};
-            if (A == 1 || n == 1)
-                ds4_gemv_int8<D, 1, R, A>(k, span, c * shape::chunk_units, n_unit, x, acc);
-            else if (A == 2 || n == 2)
-                ds4_gemv_int8<D, A == 1 ? 1 : 2, R, A>(k, span, c * shape::chunk_units, n_unit, x,
-                                                       acc);
-            else if (n <= 4)
-                ds4_gemv_int8 < D,
-                    A<4 ? A : 4, R, A>(k, span, c * shape::chunk_units, n_unit, x, acc);
-            else
-                ds4_gemv_int8 < D,
-                    A<8 ? A : 8, R, A>(k, span, c * shape::chunk_units, n_unit, x, acc);
+            ds4_gemv_int8<D, 1, R, 1>(k, span, c * shape::chunk_units, n_unit, x, acc);
             __syncwarp(); /* before the stage is filled again */
             now = now + 1 == stages ? 0 : now + 1;
         }
@@ -138,28 +122,21 @@ static __device__ __forceinline__ void ds4_expert_stream(Items use, int32_t n_co
     ds4_async_wait<0>();
 }
 
-/* Sums over the warp of acc: lane l gets row l / 16, input l % 16 / (16 / A); the same bits for every A. */
-template <int A>
-static __device__ __forceinline__ float ds4_expert_sums(const float (&acc)[DS4_EXPERT_ROWS][A])
+/* Sums over the warp of acc: lane l gets row l / 16. */
+static __device__ __forceinline__ float ds4_expert_sums(const float (&acc)[DS4_EXPERT_ROWS][1])
 {
-    float v[DS4_EXPERT_ROWS * A];
+    float v[DS4_EXPERT_ROWS] = {acc[0][0], acc[1][0]};
 
-#pragma unroll
-    for (int i = 0; i < DS4_EXPERT_ROWS * A; i++)
-        v[i] = acc[i / A][i % A];
-    return ds4_warp_sums<DS4_EXPERT_ROWS * A>(v);
+    return ds4_warp_sums<DS4_EXPERT_ROWS>(v);
 }
 
 /* ---- gate, up, middle ------------------------------------------------------------------------------- */
 
-/* Four row pairs of an expert for up to eight slots. */
+/* Four row pairs of an expert. */
 struct ds4_gate_items {
     const uint8_t *gate, *up; /* row 0 of this warp */
     size_t row_bytes;
     const uint8_t *x;
-    int64_t x_bytes;
-    const int32_t *token; /* of the slots; NULL: all token 0 */
-    int32_t n_slot;
     int32_t row;
 
     __device__ bool valid(void) const
@@ -175,86 +152,56 @@ struct ds4_gate_items {
         r[0] = gate + (size_t)row * row_bytes;
         r[1] = up + (size_t)row * row_bytes;
     }
-    __device__ int n(void) const
+    __device__ const uint8_t *input(void) const
     {
-        return n_slot;
-    }
-    __device__ const uint8_t *input(int i) const
-    {
-        return token != NULL ? x + token[i] * x_bytes : x;
+        return x;
     }
 };
 
-/* Slots slot .. slot + n - 1 of one slab of one expert, by the whole block.  A 1: the one slot's weight is
- * at hand. */
-template <int D, int A>
+/* One slab of the expert of slot `slot`, by the whole block. */
+template <int D>
 static __device__ __forceinline__ void
-ds4_gate_slab(const struct ds4_experts &p, const struct ds4_dev_group &group, float weight,
-              int32_t slab, int32_t i, uint4 *ring, const struct ds4_iq2_room *room,
-              float (&middle)[A][DS4_EXPERT_SLAB])
+ds4_gate_slab(const struct ds4_experts &p, int32_t expert, float weight, int32_t slot, int32_t slab,
+              uint4 *ring, const struct ds4_iq2_room *room, float (&middle)[DS4_EXPERT_SLAB])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int32_t slot = group.first + i, n = min(A, group.n - i);
     const size_t skip =
-        ((size_t)group.expert * p.d_expert + DS4_EXPERT_SLAB * slab + 4 * warp) * p.gate_row_bytes;
-    const struct ds4_gate_items items = {p.gate + skip,
-                                         p.up + skip,
-                                         p.gate_row_bytes,
-                                         p.x.data,
-                                         p.x.row_bytes,
-                                         A == 1 ? NULL : p.token + slot,
-                                         n,
-                                         0};
+        ((size_t)expert * p.d_expert + DS4_EXPERT_SLAB * slab + 4 * warp) * p.gate_row_bytes;
+    const struct ds4_gate_items items = {p.gate + skip, p.up + skip, p.gate_row_bytes, p.x.data, 0};
 
-    ds4_expert_stream<D, A>(
-        items, p.d, ring, room, [&](const struct ds4_gate_items &item, auto &acc) {
-            const float gate = ds4_expert_sums<A>(acc), up = __shfl_xor_sync(0xffffffffu, gate, 16);
-            const int k = lane / (16 / A);
+    ds4_expert_stream<D>(items, p.d, ring, room, [&](const struct ds4_gate_items &item, auto &acc) {
+        const float gate = ds4_expert_sums(acc), up = __shfl_xor_sync(0xffffffffu, gate, 16);
 
-            if (lane < 16 && lane % (16 / A) == 0 && k < n)
-                middle[k][4 * warp + item.row] =
-                    ds4_middle_value(gate, up, p.clamp, A == 1 ? weight : p.weight[slot + k]);
-        });
+        if (lane == 0)
+            middle[4 * warp + item.row] = ds4_middle_value(gate, up, p.clamp, weight);
+    });
     __syncthreads();
-    if (warp < n)
-        ds4_pack_unit(middle[warp][lane], slab, p.middle.part,
-                      (uint8_t *)p.middle.data + (slot + warp) * p.middle.row_bytes);
+    if (warp == 0)
+        ds4_pack_unit(middle[lane], slab, p.middle.part,
+                      (uint8_t *)p.middle.data + slot * p.middle.row_bytes);
     __syncthreads(); /* before middle is written again */
 }
 
-/* A: slots at once. */
-template <int D, int A>
-static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, A <= 2 ? 3 : 2)
+template <int D>
+static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 3)
     ds4_gate_kernel(const __grid_constant__ struct ds4_experts p)
 {
     extern __shared__ uint4 ds4_gate_room[];
     __shared__ typename ds4_unit_room<D>::type unit_room;
-    __shared__ float middle[A][DS4_EXPERT_SLAB];
+    __shared__ float middle[DS4_EXPERT_SLAB];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int32_t n_slab = p.d_expert / DS4_EXPERT_SLAB, n_shared = p.d_shared / DS4_EXPERT_SLAB;
     const struct ds4_iq2_room *const room = ds4_gemv_room(&unit_room);
+    struct ds4_one_slots slots;
 
     ds4_take_turn();
-    if constexpr (A == 1) {
-        const struct ds4_one_slots slots = ds4_one_slots_of(p);
+    slots = ds4_one_slots_of(p);
+    for (int32_t u = blockIdx.x; u < slots.n * n_slab; u += gridDim.x) {
+        const int32_t slot = u / n_slab;
 
-        for (int32_t u = blockIdx.x; u < slots.n * n_slab; u += gridDim.x) {
-            const int32_t g = u / n_slab;
-            const struct ds4_dev_group group = {__shfl_sync(0xffffffffu, slots.expert, g), g, 1};
-
-            ds4_gate_slab<D, A>(p, group, __shfl_sync(0xffffffffu, slots.weight, g), u % n_slab, 0,
-                                ds4_gate_room + warp * ds4_expert_ring<D>::words, room, middle);
-        }
-    } else {
-        for (int32_t u = blockIdx.x; u < p.n_group * n_slab; u += gridDim.x) {
-            const struct ds4_dev_group group = p.group[u / n_slab];
-
-            if (group.n == 0)
-                break; /* touched experts come first */
-            for (int32_t i = 0; i < group.n; i += A)
-                ds4_gate_slab<D, A>(p, group, 0.0f, u % n_slab, i,
-                                    ds4_gate_room + warp * ds4_expert_ring<D>::words, room, middle);
-        }
+        ds4_gate_slab<D>(p, __shfl_sync(0xffffffffu, slots.expert, slot),
+                         __shfl_sync(0xffffffffu, slots.weight, slot), slot, u % n_slab,
+                         ds4_gate_room + warp * ds4_expert_ring<D>::words, room, middle);
     }
     for (int32_t i = blockIdx.x * DS4_EXPERT_WARPS + warp; i < p.n_tok * n_shared;
          i += gridDim.x * DS4_EXPERT_WARPS) {
@@ -296,11 +243,7 @@ struct ds4_one_items {
         r[0] = w + (size_t)__shfl_sync(0xffffffffu, expert, slot) * expert_bytes;
         r[1] = r[0] + second;
     }
-    __device__ int n(void) const
-    {
-        return 1;
-    }
-    __device__ const uint8_t *input(int) const
+    __device__ const uint8_t *input(void) const
     {
         return x + slot * x_bytes;
     }
@@ -326,7 +269,7 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 4)
     struct ds4_one_items items = {};
     struct ds4_one_slots slots;
     const auto keep = [&](const struct ds4_one_items &item, auto &acc, int32_t at) {
-        const float v = ds4_expert_sums<1>(acc);
+        const float v = ds4_expert_sums(acc);
 
         if (lane % 16 == 0)
             part[pair][lane / 16][item.slot + at] = v;
@@ -338,7 +281,7 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 4)
         items.second = (high - low) * p.shared_row_bytes;
         items.x = p.shared_middle.data;
         items.end = 1;
-        ds4_expert_stream<S, 1>(
+        ds4_expert_stream<S>(
             items, p.d_shared, ring, room,
             [&](const struct ds4_one_items &item, auto &acc) { keep(item, acc, 0); });
     }
@@ -352,9 +295,8 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 4)
     items.x_bytes = p.middle.row_bytes;
     items.slot = warp % 2 == 0 ? 0 : first;
     items.end = warp % 2 == 0 ? min(first, slots.n) : slots.n;
-    ds4_expert_stream<D, 1>(
-        items, p.d_expert, ring, room,
-        [&](const struct ds4_one_items &item, auto &acc) { keep(item, acc, 1); });
+    ds4_expert_stream<D>(items, p.d_expert, ring, room,
+                         [&](const struct ds4_one_items &item, auto &acc) { keep(item, acc, 1); });
     __syncthreads();
     if (threadIdx.x < DS4_ONE_PAIRS * DS4_EXPERT_ROWS) {
         const int32_t q = threadIdx.x / DS4_EXPERT_ROWS, r = threadIdx.x % DS4_EXPERT_ROWS;
@@ -370,25 +312,19 @@ static __global__ void __launch_bounds__(32 * DS4_EXPERT_WARPS, 4)
 
 /* ---- launch ---------------------------------------------------------------------------------------------- */
 
-template <int D, int A>
-static void ds4_gate_launch(struct ds4_device *dev, const struct ds4_experts *p)
-{
-    constexpr int bytes = DS4_EXPERT_WARPS * ds4_expert_ring<D>::words * 16;
-    const int units = p->n_group * (p->d_expert / DS4_EXPERT_SLAB),
-              room = (A <= 2 ? 3 : 2) * dev->n_sm;
-
-    DS4_CUDA(cudaFuncSetAttribute((ds4_gate_kernel<D, A>),
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    DS4_CHAIN((ds4_gate_kernel<D, A>), units < room ? units : room, 32 * DS4_EXPERT_WARPS, bytes,
-              dev, *p);
-}
-
 template <int D> static void ds4_gate_run(struct ds4_device *dev, const struct ds4_experts *p)
 {
-    if (p->id != NULL)
-        ds4_gate_launch<D, 1>(dev, p);
-    else
+    constexpr int bytes = DS4_EXPERT_WARPS * ds4_expert_ring<D>::words * 16;
+    const int units = p->n_group * (p->d_expert / DS4_EXPERT_SLAB), room = 3 * dev->n_sm;
+
+    if (p->id == NULL) {
         ds4_rows_gate_run<D>(dev, p);
+        return;
+    }
+    DS4_CUDA(cudaFuncSetAttribute(ds4_gate_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  bytes));
+    DS4_CHAIN(ds4_gate_kernel<D>, units < room ? units : room, 32 * DS4_EXPERT_WARPS, bytes, dev,
+              *p);
 }
 
 template <int D> static void ds4_down_run(struct ds4_device *dev, const struct ds4_experts *p)
