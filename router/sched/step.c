@@ -166,7 +166,8 @@ static const char *broken_invariant(const struct ds4_sched *s, const struct ds4_
     if (base > 0 && seq->hi > base &&
         (base < seq->install_pos || seq->hi - base > s->config.hot_window_tok))
         return "I8";
-    return pick->from_step < 0 && (size_t)(base + pick->n_tok) > seq->token.len ? "I13" : NULL;
+    return pick->from_step < 0 && (size_t)base + (size_t)pick->n_tok > seq->token.len ? "I13"
+                                                                                      : NULL;
 }
 
 static int fill_entry(struct ds4_sched *s, const struct ds4_pick *pick, struct ds4_step *step,

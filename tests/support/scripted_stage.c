@@ -516,7 +516,7 @@ static void verify(struct ds4_scripted_stage *stage, struct ds4_scripted_slot *s
     int32_t r = 0;
 
     while (sample(stage, slot, base + r + 1, out, step) && r + 1 < n_row &&
-           run[r + 1] == out->token[r])
+           run[r + 1] == slot->sampled)
         r++;
     out->pos = base + r + 1;
     out->n_undone = n_row - r - 1;
@@ -560,7 +560,7 @@ static void run_entry(struct ds4_scripted_stage *stage, const struct ds4_step *s
                       const struct ds4_step_entry *entry, struct ds4_token_entry *out)
 {
     struct ds4_scripted_slot *slot = &stage->slot[entry->slot];
-    int32_t run[1 + DS4_MAX_DRAFT], n_row = entry->n_tok;
+    int32_t run[1 + DS4_MAX_DRAFT] = {0}, n_row = entry->n_tok;
     int32_t base = entry->base_pos, begin;
 
     *out = (struct ds4_token_entry){.seq = entry->seq, .epoch = entry->epoch};

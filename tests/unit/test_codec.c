@@ -558,7 +558,7 @@ static void random_tokens_come_back_equal(void **state)
     struct ds4_wire_fixture *f = *state;
 
     for (int i = 0; i < N_RANDOM; i++) {
-        struct ds4_tokens_out in, out;
+        struct ds4_tokens_out in, out = {0};
         struct ds4_err err = {0};
 
         ds4_wire_start_over(f);

@@ -80,7 +80,7 @@ static void random_small_messages_come_back_equal(void **state)
         struct ds4_hello hello, hello_out;
         struct ds4_form form, form_out;
         struct ds4_health health, health_out;
-        struct ds4_fatal_report fatal, fatal_out;
+        struct ds4_fatal_report fatal, fatal_out = {0};
         struct ds4_note note, note_out;
         struct ds4_err err = {0};
 

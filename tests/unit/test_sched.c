@@ -114,6 +114,13 @@ static bool goes_on_from(const struct ds4_rig_client *client, size_t from, struc
     return i == client->out.len;
 }
 
+static void copy_tokens(struct ds4_tokens *to, const struct ds4_seq *seq)
+{
+    to->len = 0;
+    for (size_t t = 0; t < seq->token.len; t++)
+        assert_int_equal(DS4_VEC_PUSH(to, seq->token.ptr[t]), 0);
+}
+
 /* Splices again and again, at any moment, with and without run-ahead in flight and with tokens taken
  * back, beside sequences that must not notice. */
 static void a_splice_goes_on_from_exactly_its_tokens(void **state)
@@ -152,9 +159,7 @@ static void a_splice_goes_on_from_exactly_its_tokens(void **state)
                     n_cut += (int32_t)seq->token.len < len + 1 + (int32_t)seed % 7;
                     from = client->out.len;
                     max_pos = seq->max_pos;
-                    known.len = 0;
-                    for (size_t t = 0; t < seq->token.len; t++)
-                        assert_int_equal(DS4_VEC_PUSH(&known, seq->token.ptr[t]), 0);
+                    copy_tokens(&known, seq);
                 }
             }
             ds4_rig_turn(&rig);
