@@ -144,23 +144,24 @@ static void a_splice_goes_on_from_exactly_its_tokens(void **state)
         for (int32_t turn = 0; client->n_done == 0; turn++) {
             struct ds4_seq *seq = NULL;
             int32_t drop = (turn + (int32_t)seed) % 4, len;
+            bool due;
 
             if (turn % 3 == 0)
                 ds4_sched_pump(rig.sched, rig.now_ns); /* run-ahead is posted */
             for (size_t i = 0; i < rig.sched->seqs.len; i++)
                 if (rig.sched->seqs.ptr[i]->req == client->req)
                     seq = rig.sched->seqs.ptr[i];
-            if (seq != NULL && seq->state == DS4_SEQ_DECODE &&
-                turn % (7 + (int32_t)seed % 9) == 0 && client->out.len > 4) {
-                len = (int32_t)seq->token.len;
-                n_in_flight += seq->n_flight > 0;
-                drop = len - drop < seq->n_prompt ? 0 : drop;
-                if (ds4_engine_splice(rig.sched, seq, drop, nudge, 1 + (int32_t)seed % 7, &err)) {
-                    n_cut += (int32_t)seq->token.len < len + 1 + (int32_t)seed % 7;
-                    from = client->out.len;
-                    max_pos = seq->max_pos;
-                    copy_tokens(&known, seq);
-                }
+            due = seq != NULL && seq->state == DS4_SEQ_DECODE &&
+                  turn % (7 + (int32_t)seed % 9) == 0 && client->out.len > 4;
+            len = due ? (int32_t)seq->token.len : 0;
+            n_in_flight += due && seq->n_flight > 0;
+            drop = due && len - drop < seq->n_prompt ? 0 : drop;
+            if (due &&
+                ds4_engine_splice(rig.sched, seq, drop, nudge, 1 + (int32_t)seed % 7, &err)) {
+                n_cut += (int32_t)seq->token.len < len + 1 + (int32_t)seed % 7;
+                from = client->out.len;
+                max_pos = seq->max_pos;
+                copy_tokens(&known, seq);
             }
             ds4_rig_turn(&rig);
         }
