@@ -4,11 +4,12 @@
  *
  * MODEL is a file or synth:SHAPE:QUANT:SEED (default synth:tiny:q8:1 on cpu); with FIRST_LAYER the stage is
  * the last of two and holds only the layers from there on and the head, for models that do not fit one
- * card.  One sequence is prefilled for real; the other rows of a decode step are sequences that share its
- * cached blocks and write blocks of their own.  "device" is the step's operations alone, replayed from
- * the same batch; "step" includes taking the logits to the host and sampling there.  Medians; with again=N
- * the median of N prefills and how far they differ.  rows=0: prefill only. */
+ * card; its rows are drawn.  One sequence is prefilled for real; the other rows of a decode step are
+ * sequences that share its cached blocks and write blocks of their own.  "device" is the step's operations
+ * alone, replayed from the same batch; "step" includes taking the logits to the host and sampling there.
+ * Medians; with again=N the median of N prefills and how far they differ.  rows=0: prefill only. */
 #include "common/clock.h"
+#include "common/dtype.h"
 #include "common/log.h"
 #include "common/synth.h"
 #include "worker/stage_state.h"
@@ -111,6 +112,33 @@ static void open_sequence(int32_t slot)
                                                      .forced_after_id = -1}};
 }
 
+/* What a stage before this one would have sent: rows that differ, in a step and from step to step.  Equal
+ * ones would all choose the same experts. */
+static void hand_over(int32_t n_row)
+{
+    const size_t row = ds4_stage_row_bytes(st);
+    const bool f32 = st->plan.stream == DS4_DTYPE_F32;
+    const size_t n = 2 * CHUNK * row / (f32 ? 4 : 2);
+    static unsigned char *rows;
+
+    if (rows == NULL) {
+        rows = malloc(2 * CHUNK * row);
+        if (rows == NULL)
+            die("no memory for rows");
+        for (size_t i = 0; i < n; i++) {
+            seed = seed * 1664525u + 1013904223u;
+            float x = (float)(seed >> 8) * 0x1p-23F - 1.0F;
+            if (f32)
+                memcpy(rows + 4 * i, &x, sizeof(x));
+            else
+                memcpy(rows + 2 * i, &(uint16_t){ds4_bf16_from_f32(x)}, sizeof(uint16_t));
+        }
+    }
+    st->backend->upload(st->dev, ds4_stage_handoff(st), rows + (size_t)(step_no * 7 % CHUNK) * row,
+                        (size_t)n_row * row);
+    st->backend->sync(st->dev);
+}
+
 /* One step of n entries of n_tok rows each at base; returns its seconds. */
 static double run(int32_t n, int32_t n_tok, int32_t base, bool sample, int32_t n_open)
 {
@@ -143,6 +171,8 @@ static double run(int32_t n, int32_t n_tok, int32_t base, bool sample, int32_t n
     step.n_tok = n * n_tok, step.token = token;
     if (ds4_stage_begin(st, &step, &err) != 0)
         die(err.msg);
+    if (!st->first)
+        hand_over(step.n_tok);
     start = ds4_clock_ns();
     if (ds4_stage_forward(st, &step, NULL, &record, &out, &err) != 0)
         die(err.msg);
