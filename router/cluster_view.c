@@ -447,7 +447,7 @@ static void export_aliases(struct ds4_metrics *m)
     ds4_metric_set(m, DS4_M_VLLM_SPEC_ACCEPTED_TOKENS,
                    ds4_metric_sum(m, DS4_M_SPEC_ACCEPTED_TOKENS), NULL);
     for (int32_t i = 0; i < DS4_MAX_DRAFT; i++) {
-        char position[8];
+        char position[12];
 
         (void)snprintf(position, sizeof(position), "%d", (int)i);
         ds4_metric_set(
