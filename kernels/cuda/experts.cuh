@@ -23,8 +23,7 @@
 template <int D> struct ds4_expert_ring {
     using shape = ds4_gemv_shape<D, DS4_EXPERT_ROWS>;
     static constexpr int fit = 7168 / (DS4_EXPERT_ROWS * shape::room); /* 56 KiB over eight warps */
-    /* IQ2_XXS: its selectors need the room, and a row is one chunk. */
-    static constexpr int stages = D == DS4_DTYPE_IQ2_XXS ? 2 : fit > 4 ? 4 : fit < 3 ? 3 : fit;
+    static constexpr int stages = fit > 4 ? 4 : fit < 3 ? 3 : fit;
     static constexpr int words = stages * DS4_EXPERT_ROWS * shape::room / 16; /* uint4 a warp */
 };
 

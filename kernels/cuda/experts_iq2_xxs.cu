@@ -1,5 +1,4 @@
 /* Decode experts of IQ2_XXS. */
-#define DS4_IQ2_TWINS 32
 #include "kernels/cuda/experts.cuh"
 
 void ds4_cuda_gate_iq2_xxs(struct ds4_device *dev, const struct ds4_experts *p)

@@ -17,10 +17,7 @@
  * would serve 3.5 lanes one after the other: copies lie side by side, two lanes share one (of the signs,
  * four). */
 #define DS4_IQ2_COPIES 16
-#ifndef DS4_IQ2_TWINS
-#define DS4_IQ2_TWINS                                                                              \
-    8 /* copies of the signs; a file whose kernels live by these look-ups takes more */
-#endif
+#define DS4_IQ2_TWINS  8 /* copies of the signs */
 template <int COPIES, int TWINS> struct ds4_iq2_tables {
     uint32_t select[DS4_IQ2_CODES * COPIES];
     uint32_t sign[DS4_IQ2_SIGNS * TWINS];
@@ -78,14 +75,12 @@ template <int j>
 static __device__ __forceinline__ uint32_t ds4_iq2_select(const struct ds4_iq2_room *room,
                                                           uint32_t index, uint32_t sign)
 {
-    constexpr int wide = DS4_IQ2_TWINS == 32 ? 7 : 5; /* log2 of the bytes of a sign's copies */
-    const uint32_t lane = threadIdx.x % 32, mine = lane / 2 * 4;
-    const uint32_t twin = lane / (32 / DS4_IQ2_TWINS) * 4;
+    const uint32_t lane = threadIdx.x % 32, mine = lane / 2 * 4, twin = lane / 4 * 4;
     const uint32_t i = j == 0 ? index << 6 : index >> (8 * j > 6 ? 8 * j - 6 : 0);
-    const uint32_t s = j == 0 ? sign << wide : sign >> (7 * j - wide);
+    const uint32_t s = j == 0 ? sign << 5 : sign >> (7 * j > 5 ? 7 * j - 5 : 0);
 
     return *(const uint32_t *)((const uint8_t *)room->select + ((i & 0x3fc0) | mine)) |
-           *(const uint32_t *)((const uint8_t *)room->sign + ((s & 0x7fu << wide) | twin));
+           *(const uint32_t *)((const uint8_t *)room->sign + ((s & 0xfe0) | twin));
 }
 
 /* The same from a bank of the lane's own. */
@@ -156,7 +151,7 @@ static __device__ __forceinline__ uint32_t ds4_iq2_pick(const struct ds4_shared_
     const uint32_t lane = threadIdx.x % 32;
 
     return b.room->select[index * DS4_IQ2_COPIES + lane / 2] |
-           b.room->sign[sign * DS4_IQ2_TWINS + lane / (32 / DS4_IQ2_TWINS)];
+           b.room->sign[sign * DS4_IQ2_TWINS + lane / 4];
 }
 
 static __device__ __forceinline__ uint32_t ds4_iq2_pick(const struct ds4_global_span &b,
