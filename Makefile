@@ -290,7 +290,7 @@ check-e2e: $(BINS) $(SCRIPTED) ## end-to-end tests only
 FAULT_TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(shell grep -l '"common/fault.h"' tests/unit/*.c))
 check-faults: $(FAULT_TESTS) $(BINS) ## with FAULTS=1: what each deliberate fault leads to
 	@REDUCED=1 tests/run.sh $(CONFIG)$(if $(FAULTS),-faults) $(FAULT_TESTS) tests/e2e/faults.py
-check-page: $(BINS) ## the status page in a headless Chromium, which it installs
+check-page: $(BINS) $(SCRIPTED) ## the status page in a headless Chromium, which it installs
 	@tests/install.sh "$(SUDO)" chromium
 	@tests/run.sh $(CONFIG) tests/e2e/check_page.py
 check-newcomer: ## README and INSTALL.md, command by command on a bare Debian root (root, network, minutes)
