@@ -123,6 +123,7 @@ class Page(unittest.TestCase):
         self.rig.kill_worker(1)
         _, seconds = page.wait(tones("bad"), lambda n: n == 1)
         print("a dead stage is red after %.1f s" % seconds)
+        self.assertLess(seconds, 3)
         page.wait(text("#state span"), lambda value: value == "Recovering")
         self.look(page, "dark-dead")
         self.rig.start_worker(1)

@@ -441,6 +441,8 @@ class Kills(Units):
                                           max(age for _, _, age in outcomes)))
         self.assertEqual([o for o in outcomes if o[0] in ("broken", "silent")], [])
         self.assertGreater(count.get("error", 0), 0)
+        if kills > 2:  # the long form has its machine to itself; the rule in made-up time is test_cluster's
+            self.assertLess(slowest, 3.0)
         self.assertEqual(self.router.events("starting"), 1)
         self.assertEqual(self.rig.post(CHAT, HELLO)[0], 200)
 
